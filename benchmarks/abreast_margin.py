@@ -68,7 +68,7 @@ class Mix(NamedTuple):
 
     @property
     def streams(self) -> list[dict[str, Any]]:
-        return [at_random(*each) for each in zip(self.models, self.loads, self.dues, strict=True)]
+        return [at_random(*values) for values in zip(self.models, self.loads, self.dues, strict=True)]
 
 
 def draw(place: int) -> Mix:
@@ -163,7 +163,7 @@ def row_of(mix: Mix, seconds: float, seeds: int) -> dict[str, Any]:
         "best_missed": mean(worst.missed),
         "above": worst.mean,
         "error": worst.error,
-        "missed": {rival.name: [round(each, 5) for each in rival.missed] for rival in rivals},
+        "missed": {rival.name: [round(missed, 5) for missed in rival.missed] for rival in rivals},
     }
 
 

@@ -47,8 +47,8 @@ class Attack(NamedTuple):
 
 
 ATTACKS = {
-    each.name: each
-    for each in (
+    attack.name: attack
+    for attack in (
         Attack("loop", f"a Loop whose trip count is an input, sent {ENDLESS:.0e}"),
         Attack("expand", "an Expand to 50000 x 30000 (less where memory is short), then its mean"),
         Attack("warm-up", "loads a model of which no run ever ends"),

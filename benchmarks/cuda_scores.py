@@ -55,7 +55,7 @@ class Engine:
 
     def __init__(self, model: Path, batch: int, device: str) -> None:
         self._graph, self._batch, self._device = onnx.load(model).graph, batch, device
-        self._weights = {each.name: self._tensor(numpy_helper.to_array(each)) for each in self._graph.initializer}
+        self._weights = {tensor.name: self._tensor(numpy_helper.to_array(tensor)) for tensor in self._graph.initializer}
         self._samples: dict[str, Tensor] = {}
         self._asked: Any = None
         self._answers = np.empty(0)
@@ -92,7 +92,7 @@ class Engine:
             if node.name in formats:
                 form = formats[node.name]
                 given[:2] = rounded(given[0], form.input), rounded(given[1], form.weight)
-            attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+            attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
             values[node.output[0]] = OPERATORS[node.op_type](attributes, *given)
         return values[self._graph.output[0].name]
 

@@ -67,7 +67,7 @@ def measure(name: str, path: Path, shapes, grain_s: float, repeats: int) -> dict
     for _ in range(repeats):
         for key, run in variants.items():
             fastest[key] = min(fastest[key], thread_s(run, feed))
-    times_ms = [each * 1e3 for each in model.timing.times_s[1]]
+    times_ms = [time_s * 1e3 for time_s in model.timing.times_s[1]]
     model.close()
     return {
         "model": name, "segments": len(times_ms), "whole_ms": fastest["whole"] * 1e3, "cut_ms": fastest["cut"] * 1e3,

@@ -157,7 +157,7 @@ def main() -> None:
         bench = Bench(TRAINED[arguments.net], Path(folder), arguments.slo)
         print("finding out what adaptive batching computes at most", flush=True)
         trial_s = min(5.0, arguments.seconds)
-        trials = [bench.run(each, trial_s, arrival="closed", clients=CLIENTS) for each in adaptive]
+        trials = [bench.run(policy, trial_s, arrival="closed", clients=CLIENTS) for policy in adaptive]
         rate, most = rate_per_s(trials, arguments.seconds)
         alone, rows = bench.alone(), []
         for seed in range(arguments.repeats):

@@ -133,13 +133,13 @@ def _known(model: CpuModel, sample: dict[str, Any], others: Sequence[dict[str, A
 
 
 def _key(answer: dict[str, Any]) -> Key:
-    return tuple((name, each.shape, _bytes(each)) for name, each in sorted(answer.items()))
+    return tuple((name, array.shape, _bytes(array)) for name, array in sorted(answer.items()))
 
 
 def _bytes(array: Any) -> bytes:
     if array.dtype != np.object_:
         return bytes(np.ascontiguousarray(array).tobytes())
-    return b"".join(struct.pack("<I", len(each)) + each for each in array.ravel().tolist())
+    return b"".join(struct.pack("<I", len(text)) + text for text in array.ravel().tolist())
 
 
 # Talking to the server
@@ -147,7 +147,7 @@ def _bytes(array: Any) -> bytes:
 
 def _packed(sample: dict[str, Any]) -> tuple[bytes, int]:
     """A request with binary tensors both ways, and the length of its JSON."""
-    parts = [_bytes(each) for each in sample.values()]
+    parts = [_bytes(array) for array in sample.values()]
     inputs = [
         {"name": name, "shape": each.shape, "datatype": KINDS[each.dtype],
          "parameters": {"binary_data_size": len(part)}}
@@ -184,9 +184,9 @@ class Connection:
 
 def _unpacked(body: bytes, at: int) -> tuple[Key, int]:
     said, found = json.loads(body[:at]), []
-    for each in said["outputs"]:
-        end = at + each["parameters"]["binary_data_size"]
-        found.append((each["name"], tuple(each["shape"]), body[at:end]))
+    for output in said["outputs"]:
+        end = at + output["parameters"]["binary_data_size"]
+        found.append((output["name"], tuple(output["shape"]), body[at:end]))
         at = end
     return tuple(sorted(found)), said["parameters"]["weft_batch"]
 
@@ -303,19 +303,19 @@ def main() -> None:
 
 def _added(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Counts of an earlier part and of this one."""
-    old = {each["model"]: each for each in before}
-    for each in now:
-        if each["model"] in old:
-            was = old[each["model"]]
-            each["compared"], each["different"] = (
-                each["compared"] + was["compared"],
-                each["different"] + was["different"],
+    old = {row["model"]: row for row in before}
+    for row in now:
+        if row["model"] in old:
+            was = old[row["model"]]
+            row["compared"], row["different"] = (
+                row["compared"] + was["compared"],
+                row["different"] + was["different"],
             )
-            each["furthest"] = max(each["furthest"], was["furthest"])
-            sizes = Counter({int(k): v for k, v in each["sizes"].items()}) + Counter(
+            row["furthest"] = max(row["furthest"], was["furthest"])
+            sizes = Counter({int(k): v for k, v in row["sizes"].items()}) + Counter(
                 {int(k): v for k, v in was["sizes"].items()}
             )
-            each["sizes"] = {str(size): sizes[size] for size in sorted(sizes)}
+            row["sizes"] = {str(size): sizes[size] for size in sorted(sizes)}
     return list(now)
 
 

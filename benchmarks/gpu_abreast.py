@@ -147,7 +147,7 @@ Row = Callable[[Stage, float], dict[str, Any]]
 @cache
 def rows() -> dict[str, Row]:
     """What is measured, given where and for how many seconds."""
-    together = [each if each[0] != "llm1b-b1" else ("llm1b-b1", "llm1b-b1*") for each in TOGETHER]
+    together = [group if group[0] != "llm1b-b1" else ("llm1b-b1", "llm1b-b1*") for group in TOGETHER]
     results: dict[str, Row] = {
         f"saturated/{'+'.join(each)}": lambda stage, seconds, each=each: stage.saturated(each, seconds)
         for each in together
@@ -188,8 +188,8 @@ class clocked:
         return timed
 
     def __exit__(self, *_: object) -> None:
-        for each, decide in self._classes.items():
-            each.decide = decide
+        for subclass, decide in self._classes.items():
+            subclass.decide = decide
 
 
 def subclasses(of: type) -> list[type]:
@@ -236,7 +236,7 @@ def main() -> None:
     wanted = [name for name in rows() if re.search(arguments.only, name) and (name not in done or arguments.simulate)]
     if arguments.simulate:
         wanted = [name for name in wanted if name in done and f"simulated {name}" not in done]
-        stages = {each: Stage(Host.model_validate(host)) for each, host in done["hosts"].items()}
+        stages = {segment_ms: Stage(Host.model_validate(host)) for segment_ms, host in done["hosts"].items()}
     else:
         stages = {length: on_gpu({model for name in wanted for model in models_in(name)}, arguments.segment_ms)}
         host = json.loads(stages[length].host.model_dump_json())

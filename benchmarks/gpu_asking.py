@@ -261,11 +261,11 @@ def _graph(name: str) -> Any:
 def inputs_of(name: str, rows: int) -> dict[str, np.ndarray[Any, Any]]:
     """Made-up inputs."""
     rng, found = np.random.default_rng(0), {}
-    for each in _graph(name).input:
-        kind = each.type.tensor_type
+    for tensor in _graph(name).input:
+        kind = tensor.type.tensor_type
         sizes = [rows, *(size.dim_value or OCR_SIDE for size in kind.shape.dim[1:])]
         floats = kind.elem_type == 1
-        found[each.name] = rng.standard_normal(sizes, np.float32) if floats else rng.integers(0, 2, sizes)
+        found[tensor.name] = rng.standard_normal(sizes, np.float32) if floats else rng.integers(0, 2, sizes)
     return found
 
 
@@ -418,9 +418,9 @@ def clients(
         except queue.Empty:
             raise RuntimeError(f"a client has not ended {ANSWER_S:g} s after its time") from None
         finally:
-            for each in asking:
-                each.terminate()
-                each.join()
+            for client in asking:
+                client.terminate()
+                client.join()
         times_ms = sorted(time_s * 1e3 for times, _ in results for time_s in times)
         if not times_ms:
             raise RuntimeError("no request was answered")

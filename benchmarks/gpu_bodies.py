@@ -66,8 +66,8 @@ def make(architecture: str, folder: Path) -> None:
         for work, names in ((_written, [f"{architecture}-{task}" for task in range(TASKS + 1)]), (_stitched, BODIES)):
             keys = range(TASKS + 1) if work is _written else list(BODIES)
             missing = [key for key, name in zip(keys, names, strict=True) if not (folder / f"{name}.onnx").exists()]
-            for each in [pool.submit(work, architecture, folder, key) for key in missing]:  # type: ignore[arg-type]
-                each.result()
+            for future in [pool.submit(work, architecture, folder, key) for key in missing]:  # type: ignore[arg-type]
+                future.result()
             print(f"{work.__name__[1:]}: {len(missing)}", flush=True)
 
 
@@ -129,7 +129,7 @@ class Server(Running):
 
     @property
     def memory_bytes(self) -> int:
-        return sum(each["memory_bytes"] for each in asked(self.port, "/weft/state")["models"])
+        return sum(model["memory_bytes"] for model in asked(self.port, "/weft/state")["models"])
 
     def close(self) -> None:
         super().close()
@@ -166,7 +166,7 @@ class Bench:
     def _asking(self, server: Server, names: Sequence[str], length: int, seconds: float) -> list[dict[str, Any]]:
         """A client for each model."""
         waiting = [clients(1, server.port, request_for(name, length), seconds) for name in names]
-        return [each() for each in waiting]
+        return [finish() for finish in waiting]
 
     def in_turn(self, length: int, names: Sequence[str] | None = None) -> Callable[[Server], dict[str, Any]]:
         def run(server: Server) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class Bench:
         began_s = time.perf_counter()
         asked(server.port, f"/v2/repository/models/{by}/load", "POST")
         took_s = time.perf_counter() - began_s
-        busy = _summed([each() for each in waiting], seconds)
+        busy = _summed([finish() for finish in waiting], seconds)
         status, body = exchanged(connected(server.port), request_for(by, 24))
         wanted = own_answer(self._folder / f"{by}.onnx", sentence(24))
         off = float(np.abs(np.frombuffer(tensor_in(body), np.float32) - wanted[0]).max() / np.abs(wanted).max())

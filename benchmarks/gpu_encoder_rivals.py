@@ -85,7 +85,7 @@ class Alone(Encoder):
 
     def __init__(self, weights: BodyWeights, whole: Merged, model: int) -> None:
         super().__init__(weights)
-        self._whole = [{name: each[model % len(each)] for name, each in layer.items()} for layer in whole.layers]
+        self._whole = [{name: stack[model % len(stack)] for name, stack in layer.items()} for layer in whole.layers]
         self._heads = [(head.weight[model], head.bias[model]) for head in (weights.pooler, weights.classifier)]
 
     def product(self, x: torch.Tensor, number: int, name: str) -> torch.Tensor:
@@ -130,7 +130,7 @@ def _joint(product: SharedProduct) -> tuple[torch.Tensor, torch.Tensor]:
     assert product.down is not None and product.up is not None
     models, sections, *_ = product.down.shape
     ups = product.up.chunk(sections, dim=2)
-    up = torch.stack([torch.block_diag(*(each[model] for each in ups)) for model in range(models)])
+    up = torch.stack([torch.block_diag(*(weight[model] for weight in ups)) for model in range(models)])
     return product.down.flatten(1, 2).transpose(1, 2).contiguous(), up
 
 

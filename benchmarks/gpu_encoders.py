@@ -131,12 +131,12 @@ class Stock:
 
     def apart_bytes(self, models: int) -> int:
         """What so many models hold apart."""
-        rest = [each for layer in self.weights.layers for each in (*layer.attended[:2], *layer.done[:2])]
+        rest = [array for layer in self.weights.layers for array in (*layer.attended[:2], *layer.done[:2])]
         rest += [getattr(layer, name).bias for layer in self.weights.layers for name in NAMES]
         rest += [self.weights.words, self.weights.positions, *self.weights.embedded[:2]]
-        products = [each[0] for layer in self.whole.layers for each in layer.values()]
-        heads = [each[0] for head in (self.weights.pooler, self.weights.classifier) for each in head]
-        return models * sum(each.nbytes for each in (*rest, *products, *heads))
+        products = [weight[0] for layer in self.whole.layers for weight in layer.values()]
+        heads = [weight[0] for head in (self.weights.pooler, self.weights.classifier) for weight in head]
+        return models * sum(array.nbytes for array in (*rest, *products, *heads))
 
 
 def _first(product: SharedProduct, models: int) -> SharedProduct:
@@ -189,7 +189,7 @@ class Bench:
         every = [self.alone(task) for task in range(self.given.tasks)]
 
         def in_turn(tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return tuple(each(mine)[0] for each, mine in zip(every, tokens.split(1), strict=True))
+            return tuple(encoder(mine)[0] for encoder, mine in zip(every, tokens.split(1), strict=True))
 
         def forked() -> Callable[..., tuple[torch.Tensor, ...]]:
             streams = Forked(every)  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ class Bench:
         print(f"    started early, ms: {said}")
         for name, times in result.products.items():
             best = sorted(times.items(), key=lambda each: each[1])
-            said = ", ".join(f"{_short(shape)} {1e6 * each:.1f}" for shape, each in best[:5])
+            said = ", ".join(f"{_short(shape)} {1e6 * time_s:.1f}" for shape, time_s in best[:5])
             print(f"    {name:6} us: {said}", flush=True)
 
     def server(self) -> ServerParts:
@@ -231,7 +231,7 @@ class Bench:
     def all_whole(self) -> tuple[BodyWeights, Merged]:
         models = self.given.tasks
         return self.weights, Merged(
-            [{name: each[:models] for name, each in layer.items()} for layer in self.whole.layers]
+            [{name: stack[:models] for name, stack in layer.items()} for layer in self.whole.layers]
         )
 
     @cached_property

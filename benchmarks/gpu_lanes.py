@@ -86,7 +86,7 @@ class TorchGpu:
     def __init__(self) -> None:
         torch.zeros(1, device="cuda")
         sms = torch.cuda.get_device_properties(0).multi_processor_count
-        both = [cut(0, each) for each in CUT_OFF]
+        both = [cut(0, length) for length in CUT_OFF]
         self.parts = [part for small, large in both for part in (large, small)]
         self.cuts = GpuCuts(sms=sms, cuts=tuple((large.sms, small.sms) for small, large in both), streams=STREAMS)
         low = [torch.cuda.Stream(priority=0) for _ in range(STREAMS)]
@@ -127,11 +127,11 @@ class Segments:
             module = module.to(memory_format=torch.channels_last)
             given = given.contiguous(memory_format=torch.channels_last)
         self._pool, self.kernels = torch.cuda.graph_pool_handle(), 0
-        self._parts = self._divided([half for each in module for half in halves(each)], given, segment_ms)
+        self._parts = self._divided([half for segment in module for half in halves(segment)], given, segment_ms)
         self._memory = self._laid_out(given)
         self._graphs = {index: self._captured(gpu.capturing(index)) for index in range(HIGH, len(gpu.parts) + 1)}
         self._launch = bindings().cuGraphLaunch
-        self._runnable = {each: [runnable(graph) for graph in graphs] for each, graphs in self._graphs.items()}
+        self._runnable = {variant: [runnable(graph) for graph in graphs] for variant, graphs in self._graphs.items()}
         self.times_s, self.speeds = self._measured(gpu)
 
     @property
@@ -203,7 +203,7 @@ class Segments:
         speeds = {gpu.cuts.sms: 1.0}
         for part, sms in enumerate(gpu.cuts.parts, 1):
             speeds[sms] = min(1.5, all_s / self._through(part, gpu.stream(gpu.cuts.lane_of(part))))
-        return tuple(each * all_s / sum(whole) for each in whole), speeds
+        return tuple(time_s * all_s / sum(whole) for time_s in whole), speeds
 
     def _through(self, variant: int, stream: Any) -> float:
         def run() -> None:
@@ -372,21 +372,21 @@ class GpuLanes:
             self._sharing.observe(*self._unlearned.popleft())
 
     def completions(self) -> list[Completion]:
-        for each in self._polled:
-            each.look()
+        for run in self._polled:
+            run.look()
         return self.lanes.completions()
 
     def idle_until(self, tick: int) -> None:
         """Until then or the next end; not at all where something has come meanwhile."""
         self._learn()
         began = self.now()
-        while self.now() < tick and not any([each.look() for each in self._polled]):
+        while self.now() < tick and not any([run.look() for run in self._polled]):
             pass
         self.waited_ns += self.now() - began
 
     def drain(self) -> None:
         """Wait for what is still under way."""
-        while any(each.busy for each in self._polled):
+        while any(run.busy for run in self._polled):
             self.completions()
 
     def ready(self) -> DeviceClocks | None:

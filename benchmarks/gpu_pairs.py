@@ -216,7 +216,7 @@ class Model:
         if len(shape) == 3:
             self._module = self._module.to(memory_format=torch.channels_last)
             self._input = self._input.contiguous(memory_format=torch.channels_last)
-        self.weights = sum(each.numel() * each.element_size() for each in self._module.state_dict().values())
+        self.weights = sum(tensor.numel() * tensor.element_size() for tensor in self._module.state_dict().values())
         self._pool, self._graphs = torch.cuda.graph_pool_handle(), {}
         self.kernels, self.alone_s = 0, 0.0
 
@@ -273,9 +273,9 @@ def gpu() -> Gpu:
 
 def rates(running: Sequence[tuple[Any, Any]], window_s: float = WINDOW_S) -> list[float]:
     """How often a second each of the models runs on its stream while all of them do."""
-    runs = [each.on(stream) for each, stream in running]
+    runs = [model.on(stream) for model, stream in running]
     torch.cuda.synchronize()
-    longest = max((each.alone_s for each, _ in running), default=0.0)
+    longest = max((model.alone_s for model, _ in running), default=0.0)
     until_s = max(window_s, LEAST_RUNS * longest)
     ends: list[list[float]] = [[] for _ in running]
     stop = threading.Event()

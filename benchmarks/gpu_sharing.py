@@ -61,7 +61,7 @@ def answered(server: Served, seconds: float, models: tuple[PlanRequest, ...]) ->
 
 
 def shared(server: Served, pair: tuple[PlanRequest, PlanRequest], seconds: float, alone: list[float]) -> dict[str, Any]:
-    alone = alone or [answered(server, seconds, (each,))[0] for each in pair]
+    alone = alone or [answered(server, seconds, (plan_request,))[0] for plan_request in pair]
     before = times(server)
     together = answered(server, seconds, pair)
     rates = [a / b for a, b in zip(together, alone, strict=True)]
@@ -95,7 +95,7 @@ def main() -> None:
     rows = Rows(arguments.results, arguments.only, arguments.device)
     for pair in PAIRS:
         common = {"slo_ms": NO_HURRY_MS, "grain_ms": arguments.grain_ms}
-        settings = {each.name: {**common, "max_batch": each.rows} for each in pair}
+        settings = {plan_request.name: {**common, "max_batch": plan_request.rows} for plan_request in pair}
         key = " + ".join(map(str, pair))
         for policy in POLICIES:
             alone = rows.found.get(f"{key}/{POLICIES[0]}", {}).get("alone_per_s", [])

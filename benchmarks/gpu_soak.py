@@ -49,8 +49,8 @@ def of_wrong_shape(request: bytes) -> bytes:
     head, _, rest = request.partition(b"\r\n\r\n")
     length = int(head.partition(b"Inference-Header-Content-Length: ")[2].split(b"\r\n")[0])
     text = json.loads(rest[:length])
-    for each in text["inputs"]:
-        each["shape"] = [1, *each["shape"]]
+    for tensor in text["inputs"]:
+        tensor["shape"] = [1, *tensor["shape"]]
     return _with_text(head, json.dumps(text).encode(), rest[length:])
 
 

@@ -139,8 +139,8 @@ def measured(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
         with device.on():
             body, answers, row["weft"] = served(model, models.pictures)
             ms = said("timed", lambda: times_ms({"weft": body, "fused": kernel}))
-    for name, each in ms.items():
-        row[name]["ms"] = each
+    for name, time_ms in ms.items():
+        row[name]["ms"] = time_ms
     row["times_fused"] = ms["weft"] / ms["fused"]
     row["weights_of_fused"] = row["weft"]["weight_bytes"] / row["fused"]["weight_bytes"]
     keep(row | {"difference": error(answers, kernel.outputs)})

@@ -119,8 +119,8 @@ def request(name: str, *, strict: bool) -> bytes:
     if strict:
         parameters["timeout"] = DEADLINE_MS * 1000
     inputs = [
-        {"name": each, "shape": array.shape, "datatype": "INT64", "parameters": {"binary_data_size": array.nbytes}}
-        for each, array in tensors.items()
+        {"name": name, "shape": array.shape, "datatype": "INT64", "parameters": {"binary_data_size": array.nbytes}}
+        for name, array in tensors.items()
     ]
     text = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
     body = text + b"".join(array.tobytes() for array in tensors.values())
@@ -157,7 +157,7 @@ def turns(seconds: float) -> dict[str, Any]:
     finally:
         server.close()
     answers: Counter[str] = sum((client.answers for client in clients), Counter())
-    latencies = [each for client in clients for each in client.latencies_s]
+    latencies = [latency_s for client in clients for latency_s in client.latencies_s]
     said: Counter[str] = sum((client.said for client in clients), Counter())
     return {
         "held_mb": held / 1e6,

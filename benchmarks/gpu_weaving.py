@@ -78,7 +78,7 @@ def beside_measured(model: str, other: str, seconds: float) -> dict[str, Any]:
         report = run([asked, endless(other)], RULES[how], {}, seconds)
         first = report.streams[0]
         simulated = [first.p50_s / took_s, first.p99_s / took_s, rates(report, seconds)[1]]
-        results[how] = {"measured": measured, "simulated": [round(each, 2) for each in simulated]}
+        results[how] = {"measured": measured, "simulated": [round(value, 2) for value in simulated]}
     return results
 
 
@@ -90,7 +90,7 @@ def model_error() -> dict[str, Any]:
 
 def rows(seconds: float) -> dict[str, Callable[[], dict[str, Any]]]:
     results: dict[str, Callable[[], dict[str, Any]]] = {"model": model_error}
-    results |= {f"saturated/{'+'.join(each)}": partial(saturated, each, seconds) for each in TOGETHER}
+    results |= {f"saturated/{'+'.join(group)}": partial(saturated, group, seconds) for group in TOGETHER}
     for load in URGENT_LOADS:
         results |= {f"urgent/{u} beside {h}/{load:g}": partial(urgent, u, h, load, 3 * seconds) for u, h in BESIDE}
     results |= {f"measured/{u} beside {h}": partial(beside_measured, u, h, 4 * seconds) for u, h in MEASURED}

@@ -179,7 +179,7 @@ def summed_up(rounds: list[Round]) -> list[dict[str, Any]]:
     rows = []
     for lanes, policy in dict.fromkeys((row["lanes"], row["policy"]) for row in rounds):
         mine = [row for row in rounds if (row["lanes"], row["policy"]) == (lanes, policy)]
-        says, is_so = [each["predicted"] * total for each in mine], [each["factor"] * total for each in mine]
+        says, is_so = [row["predicted"] * total for row in mine], [row["factor"] * total for row in mine]
         rows.append(
             {
                 "lanes": lanes,

@@ -141,7 +141,7 @@ def compare(workers: dict[str, Worker], measure: str, repeats: int) -> dict[str,
     *others, own = spent
     return {
         "measure": measure,
-        "fastest_ns": {name: min(each) * 1e9 for name, each in spent.items()},
+        "fastest_ns": {name: min(times_s) * 1e9 for name, times_s in spent.items()},
         "ratio": {name: median(map(truediv, spent[own], spent[name])) for name in others},
     }
 
@@ -171,10 +171,10 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         workers = {name: Worker(path, Path(folder) / name) for name, path in checkouts.items()}
-        for measure in (each for each in MEASURES if each.startswith(arguments.only)):
+        for measure in (name for name in MEASURES if name.startswith(arguments.only)):
             row = compare(workers, measure, arguments.repeats)
             rows.append(row)
-            fastest = " ".join(f"{each:9.1f}" for each in row["fastest_ns"].values())
+            fastest = " ".join(f"{time_ns:9.1f}" for time_ns in row["fastest_ns"].values())
             print(
                 f"{measure:28} {fastest:>32} {'  '.join(f'{each:.2f}' for each in row['ratio'].values()):>32}",
                 flush=True,

@@ -63,7 +63,7 @@ def score_again(bench: NetworkBench, entry: dict[str, Any]) -> None:
     """Every configuration that was found, and the model in int8; a margin that is missed by now is said so."""
     plain = Configuration({})
     entry |= {"validation": bench.validation(plain), "test": bench.test(plain)}
-    entry["int8"] = {kind: each._asdict() for kind, each in bench.int8().items()}
+    entry["int8"] = {kind: result._asdict() for kind, result in bench.int8().items()}
     bases = {True: bench.validation(searches.sixteen_bits(bench.network)), False: entry["validation"]}
     for run in entry["runs"]:
         found, searched = parse_configuration(run["configuration"]), run["validation"]

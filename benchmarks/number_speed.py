@@ -48,8 +48,8 @@ def measure(repeats: int) -> dict[str, float]:
     work["in place " + spell(FIXED(8))] = lambda: rounded(out, FIXED(8), out=out)
     best = dict.fromkeys(work, np.inf)
     for turn in range(repeats):
-        for name, each in work.items():
-            best[name] = min(best[name], seconds(each))
+        for name, run in work.items():
+            best[name] = min(best[name], seconds(run))
         if turn % 20 == 0:
             rival = seconds(lambda: x.astype(ml_dtypes.float8_e4m3fn).astype(np.float32))
             best["ml_dtypes"] = min(best.get("ml_dtypes", np.inf), rival)

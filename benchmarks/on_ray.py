@@ -131,11 +131,11 @@ def cost(cluster: LocalCluster, key: str) -> dict[str, Any]:
             passed = time.perf_counter() - began
             rounds[name].append((((used_s(pids) - before) - idle * passed) / EACH, times))
     results: dict[str, Any] = {}
-    for name, each in rounds.items():
+    for name, samples in rounds.items():
         results[name] = {
-            "cpu_ms": statistics.median(cpu for cpu, _ in each) * 1e3,
-            "p50_ms": statistics.median(float(np.median(times)) for _, times in each) * 1e3,
-            "p99_ms": statistics.median(float(np.quantile(times, 0.99)) for _, times in each) * 1e3,
+            "cpu_ms": statistics.median(cpu for cpu, _ in samples) * 1e3,
+            "p50_ms": statistics.median(float(np.median(times)) for _, times in samples) * 1e3,
+            "p99_ms": statistics.median(float(np.quantile(times, 0.99)) for _, times in samples) * 1e3,
         }
     pairs = list(zip(rounds["gate"], rounds["direct"], strict=True))
     results["added"] = {
@@ -230,7 +230,7 @@ def missed(case: Case, seed: int) -> tuple[int, int]:
         with sleeping() as servers, ThreadPoolExecutor(case.gates) as pool:
             for thread in threads:
                 thread.know({url: machine for machine in placed.machines for url in servers[machine.name]})
-            while any(not each["up"] for thread in threads for each in thread.status()["servers"]):
+            while any(not server["up"] for thread in threads for server in thread.status()["servers"]):
                 time.sleep(0.05)
             numbers = range(case.gates)
             results = list(pool.map(lambda at: sent(urls[at], streams, SECONDS, 100 * seed + at), numbers))
@@ -270,11 +270,15 @@ def kills(cluster: LocalCluster, requests: int) -> dict[str, Any]:
             if done.wait(max(0.0, at - time.monotonic())):
                 return
             name = MACHINES[number % len(MACHINES)]
-            known = {each["url"] for each in cluster.status()["servers"] if each["machine"] == name}
+            known = {server["url"] for server in cluster.status()["servers"] if server["machine"] == name}
             os.kill(cluster.where(name)[0], signal.SIGKILL)
             began = time.monotonic()
             while not done.wait(0.05):
-                up = {each["url"] for each in cluster.status()["servers"] if each["machine"] == name and each["up"]}
+                up = {
+                    server["url"]
+                    for server in cluster.status()["servers"]
+                    if server["machine"] == name and server["up"]
+                }
                 if up - known:
                     back.append(time.monotonic() - began)
                     break

@@ -64,8 +64,8 @@ class Running(NamedTuple):
         return ticks_s(self.members())
 
     def members(self) -> list[Process]:
-        known = {each.pid: each for each in family(self.pid)}
-        return list((known | {each.pid: each for each in (marked(self.mark) if self.mark else [])}).values())
+        known = {process.pid: process for process in family(self.pid)}
+        return list((known | {process.pid: process for process in (marked(self.mark) if self.mark else [])}).values())
 
 
 @dataclass(frozen=True)

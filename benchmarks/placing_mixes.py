@@ -100,4 +100,6 @@ def mixed_problem(mix: str, models: int, seed: int, overlap: float, machines: in
 def drifted(given: tuple[Demand, ...], seed: int, spread: float = 0.2) -> tuple[Demand, ...]:
     """The same models at other rates: what a day later looks like."""
     factors = np.random.default_rng(seed).lognormal(-(spread**2) / 2, spread, len(given))
-    return tuple(replace(each, rate=each.rate * float(factor)) for each, factor in zip(given, factors, strict=True))
+    return tuple(
+        replace(stream, rate=stream.rate * float(factor)) for stream, factor in zip(given, factors, strict=True)
+    )

@@ -211,7 +211,7 @@ def main() -> None:
     verdict = verdicts(rows)
     show_verdicts(verdict)
     if arguments.save:
-        claims = {each.promise: each.kept for each in verdict}
+        claims = {claim.promise: claim.kept for claim in verdict}
         write_json(RESULTS, {"machine": environment, "seconds": arguments.seconds, "rows": rows, "verdicts": claims})
 
 

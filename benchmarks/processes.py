@@ -51,10 +51,10 @@ def processes() -> Iterator[Process]:
 
 def family(pid: int, table: Iterable[Process] | None = None) -> list[Process]:
     """A process, its children and theirs."""
-    known = {each.pid: each for each in (processes() if table is None else table)}
+    known = {process.pid: process for process in (processes() if table is None else table)}
     found, grown = {pid} & known.keys(), True
     while grown:
-        more = {each.pid for each in known.values() if each.parent in found} - found
+        more = {process.pid for process in known.values() if process.parent in found} - found
         found, grown = found | more, bool(more)
     return [known[result] for result in sorted(found)]
 

@@ -87,7 +87,7 @@ class Loaded:
     @property
     def ready_s(self) -> float | None:
         """The median; None if it did not come in one round or more."""
-        known = [each for each in self.ours_s if each is not None]
+        known = [seconds for seconds in self.ours_s if seconds is not None]
         return statistics.median(known) if known and len(known) == len(self.ours_s) else None
 
     @property
@@ -218,13 +218,13 @@ def measure(candidates: list[Candidate], repository: Path, rounds: int, limit_s:
     for _ in range(rounds):
         servers = Servers(sources, limit_s)
         try:
-            for each in results:
-                each.theirs_s.append(open_s(each.candidate.path))
-                took_s, problem = ready_s(servers, each.candidate.name)
-                each.ours_s.append(took_s)
+            for loaded in results:
+                loaded.theirs_s.append(open_s(loaded.candidate.path))
+                took_s, problem = ready_s(servers, loaded.candidate.name)
+                loaded.ours_s.append(took_s)
                 if problem:
-                    problems[each.candidate.name] = problem
-                print(f"{each.candidate.name}: {told(took_s, '.2f', ' s')} {problem}", flush=True)
+                    problems[loaded.candidate.name] = problem
+                print(f"{loaded.candidate.name}: {told(took_s, '.2f', ' s')} {problem}", flush=True)
         finally:
             servers.stop()
     return [
@@ -289,7 +289,7 @@ def main() -> None:
                 for candidate in candidates
                 if any(part in candidate.name for part in arguments.models.split(","))
             ]
-        rows = [as_row(each) for each in measure(candidates, repository, arguments.rounds, arguments.limit)]
+        rows = [as_row(loaded) for loaded in measure(candidates, repository, arguments.rounds, arguments.limit)]
     show(rows, remarks)
     if arguments.save:
         write_json(

@@ -197,9 +197,9 @@ class Sockets:
         self._bodies = [image.tobytes() for image in images.arrays]
         self._sockets = [socket.create_connection((host, int(port))) for _ in range(CONNECTIONS)]
         self._poll = select.poll()
-        for each in self._sockets:
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._poll.register(each, select.POLLIN)
+        for connection in self._sockets:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._poll.register(connection, select.POLLIN)
 
     def run(self, model: str, way: str, until_s: float) -> PlanRequest:
         """Ask until then, over all connections at a time."""
@@ -279,10 +279,10 @@ def measure(clients: list[Client], model: str, way: str, pid: int, seconds: floa
     """One round of one way, from as many clients as there are."""
     before_s, began_s = cpu_s(pid), time.perf_counter()
     running = [client.begin(model, way, began_s + seconds) for client in clients]
-    results = [each.result() for each in running]
+    results = [future.result() for future in running]
     took_s, spent_s = time.perf_counter() - began_s, cpu_s(pid) - before_s
-    latencies = [each for asked in results for each in asked.latencies_s]
-    computed = [each for asked in results for each in asked.compute_us]
+    latencies = [latency_s for asked in results for latency_s in asked.latencies_s]
+    computed = [time_us for asked in results for time_us in asked.compute_us]
     p50, p99 = np.percentile(latencies, (50, 99)) * 1e3
     count = len(latencies)
     return Round(count / took_s, spent_s / count * 1e6, float(p50), float(p99), statistics.median(computed) / 1e3)

@@ -253,7 +253,7 @@ def judge_books(ledger: Ledger, healthy_ones: Counter[str], books: Books, metric
     others = sum(counted.values()) - success
     told = (
         metric_sum(metrics, "nv_inference_request_success"),
-        sum(metric_sum(metrics, each) for each in WITHOUT_RESULT),
+        sum(metric_sum(metrics, metric) for metric in WITHOUT_RESULT),
     )
     return [
         Verdict(
@@ -354,7 +354,9 @@ def weather(server: ServerProcess, grpc_port: int, total_s: float, *, kill: bool
     begin, results = context.Event(), context.Queue()
     port = int(server.url.rpartition(":")[2])
     before = [alone(server.url, model) for model in LOAD]
-    rates = {model: share / _mean_s(each) for (model, share), each in zip(LOAD.items(), before, strict=True)}
+    rates = {
+        model: share / _mean_s(latencies_s) for (model, share), latencies_s in zip(LOAD.items(), before, strict=True)
+    }
     rates["mlp"] = MLP_PER_S
     storm = context.Process(target=chaos_process, args=(port, grpc_port, total_s - calm_s, begin, results))
     storm.start()

@@ -56,7 +56,7 @@ def planned(models: Generated, family: Family, light: float) -> dict[str, Plan]:
         CLOCKED: {"cost": clock},
         f"planned, {light:.0%} of the weights": {"cost": clock, "weight_cap_bytes": cap_bytes},
     }
-    return {name: plan(family, models.planted, slabs=True, **each) for name, each in how.items()}
+    return {name: plan(family, models.planted, slabs=True, **options) for name, options in how.items()}
 
 
 def difference(graphs: Sequence[Graph], wanted: Sequence[np.ndarray], pictures: Sequence[np.ndarray]) -> float:
@@ -65,7 +65,7 @@ def difference(graphs: Sequence[Graph], wanted: Sequence[np.ndarray], pictures: 
     left = list(pictures)
     for graph in graphs:
         runner = GraphRunner(graph)
-        runner.feed = {each.name: left.pop(0) for each in graph.inputs}
+        runner.feed = {tensor.name: left.pop(0) for tensor in graph.inputs}
         results += runner()
     pairs = zip(results, wanted, strict=True)
     return max(float(np.abs(mine - theirs).max() / np.abs(theirs).max()) for mine, theirs in pairs)

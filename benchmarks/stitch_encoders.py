@@ -81,8 +81,8 @@ def _times(
 ) -> dict[str, float]:
     ids = np.random.default_rng(0).integers(0, 1000, (len(names), length))
     every = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    feeds = [{name: each[at : at + 1] for name, each in every.items()} for at in range(len(names))]
-    joined = {f"{name}.{port}": each for name, feed in zip(names, feeds, strict=True) for port, each in feed.items()}
+    feeds = [{name: array[at : at + 1] for name, array in every.items()} for at in range(len(names))]
+    joined = {f"{name}.{port}": array for name, feed in zip(names, feeds, strict=True) for port, array in feed.items()}
     wanted = [session.run(None, feed)[0] for session, feed in zip(alone, feeds, strict=True)]
     for rival in rivals.values():
         result = rival.run(None, every)[0].reshape(len(names), -1)
@@ -94,13 +94,13 @@ def _times(
         "rows of one model": [lambda: alone[0].run(None, every)],
     }
     seconds = least_seconds(contenders, clock=clock_for(threads), rounds=rounds)
-    return {name: 1e3 * each for name, each in seconds.items()}
+    return {name: 1e3 * time_s for name, time_s in seconds.items()}
 
 
 def batched(files: list[Path]) -> onnx.ModelProto:
     """Encoders that ``EncoderRecipe`` made, for a row of each: every weight is a stack of all models' weights."""
     protos = [onnx.load(file) for file in files]
-    held = [{each.name: numpy_helper.to_array(each) for each in proto.graph.initializer} for proto in protos]
+    held = [{tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer} for proto in protos]
     constants: dict[str, Any] = {}
     nodes = []
     for place, many in enumerate(zip(*(proto.graph.node for proto in protos), strict=True)):
@@ -108,7 +108,7 @@ def batched(files: list[Path]) -> onnx.ModelProto:
         node.CopyFrom(many[0])
         for at, name in enumerate(node.input):
             if name in held[0]:
-                mine = [one[each.input[at]] for one, each in zip(held, many, strict=True)]
+                mine = [one[node.input[at]] for one, node in zip(held, many, strict=True)]
                 node.input[at] = f"{place} {at}"
                 constants[node.input[at]] = _stack(node.op_type, at, mine)
         nodes += _spelled(node, constants, len(files), f"{place}")
@@ -127,7 +127,7 @@ def beside_the_base(files: list[Path], made: BodyStitching) -> onnx.ModelProto:
     """
     adapted = {step.names[0]: step for step in made.body.steps if step.parts}
     protos = [onnx.load(file) for file in files]
-    held = [{each.name: numpy_helper.to_array(each) for each in proto.graph.initializer} for proto in protos]
+    held = [{tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer} for proto in protos]
     rows = _Rows(len(files))
     for many in zip(*(proto.graph.node for proto in protos), strict=True):
         node, out = many[0], many[0].output[0]
@@ -145,7 +145,7 @@ def beside_the_base(files: list[Path], made: BodyStitching) -> onnx.ModelProto:
             wide = helper.make_node("MatMul", [f"{out} down", "held"], [f"{out} up"])
             rows.apart(wide, [{"held": part.up} for part in parts])
             rows.add(helper.make_node("Add", [f"{out} base", f"{out} up"], [out]), {})
-        elif all(np.array_equal(one[name], each) for one in read for name, each in read[0].items()):
+        elif all(np.array_equal(one[name], array) for one in read for name, array in read[0].items()):
             rows.add(node, read[0])
         else:
             rows.apart(node, read)
@@ -178,7 +178,7 @@ class _Rows:
 
     def apart(self, node: onnx.NodeProto, held: list[dict[str, Any]]) -> None:
         """A node for each row."""
-        parts = self._split[node.output[0]] = [self.add(node, each, task) for task, each in enumerate(held)]
+        parts = self._split[node.output[0]] = [self.add(node, array, task) for task, array in enumerate(held)]
         self.nodes.append(helper.make_node("Concat", parts, node.output, axis=0))
 
     def model(self, like: onnx.ModelProto) -> onnx.ModelProto:

@@ -76,7 +76,7 @@ def make(
     elif source == SEPARATE:
         call = one_by_one(modules)
     elif source == GROUPED:
-        call = in_turn(modules, by_batch([len(each) for each in given]))
+        call = in_turn(modules, by_batch([len(rows) for rows in given]))
     else:
         call = modules[0]
     return RivalWay(name, call, given, weight_bytes, launches)
@@ -158,7 +158,7 @@ def looped(modules: Sequence[StitchedModule], inputs: Sequence[Tensor], **option
         for (number, name), tensor in zip(names, tensors, strict=False):
             mine[number][name] = tensor
         given = zip(modules, mine, tensors[len(names) :], strict=True)
-        return tuple(torch.func.functional_call(module, state, (each,))[0] for module, state, each in given)
+        return tuple(torch.func.functional_call(module, state, (images,))[0] for module, state, images in given)
 
     return compiled(every, weights, inputs, **options)
 

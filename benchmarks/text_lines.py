@@ -33,7 +33,7 @@ def draw_lines(model: Path, count: int, seed: int) -> tuple[npt.NDArray[np.float
         text = _text(rng)
         picture = _picture(text, rng)
         if picture is not None:
-            row = [known.get(each, len(known) + 1) for each in text]  # the last class is a blank
+            row = [known.get(character, len(known) + 1) for character in text]  # the last class is a blank
             pictures.append(picture)
             labels.append(row + [0] * (LONGEST - len(row)))
     return np.stack(pictures), np.array(labels)
@@ -73,8 +73,12 @@ def _picture(text: str, rng: np.random.Generator) -> npt.NDArray[np.float32] | N
 
 def _collapsed(path: npt.NDArray[np.int64], space: int) -> list[int]:
     """Classes without repeats, without what is no character, and without blanks at the ends."""
-    said = [int(each) for at, each in enumerate(path) if each and (at == 0 or each != path[at - 1])]
-    inside = [at for at, each in enumerate(said) if each != space]
+    said = [
+        int(class_index)
+        for at, class_index in enumerate(path)
+        if class_index and (at == 0 or class_index != path[at - 1])
+    ]
+    inside = [at for at, character in enumerate(said) if character != space]
     return said[inside[0] : inside[-1] + 1] if inside else []
 
 

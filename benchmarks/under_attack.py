@@ -149,9 +149,9 @@ def _end_rest(members: list[Process]) -> int:
     until_s = time.monotonic() + 1.0
     while (left := survivors(members)) and time.monotonic() < until_s:
         time.sleep(0.05)
-    for each in left:
+    for process in left:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(each.pid, signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)
     return len(left)
 
 
@@ -377,7 +377,7 @@ def health_figures(seen: Seen) -> dict[str, Any]:
         "failed": {str(status): count for status, count in seen.failed.items()},
         "p50_ms": _ms(seen.quantile_s(0.5)),
         "p99_ms": _ms(seen.quantile_s(0.99)),
-        "slowest_ms": [round(each * 1e3, 3) for each in np.sort(seen.good_s)[::-1][:10].tolist()],
+        "slowest_ms": [round(latency_s * 1e3, 3) for latency_s in np.sort(seen.good_s)[::-1][:10].tolist()],
         "client_lag_p99_ms": _ms(_lag_s(seen)),
     }
 
@@ -414,11 +414,11 @@ def show(scenes: list[Scene]) -> None:
 
 def _shown(scene: Scene) -> tuple[str, ...]:
     seen = [scene.hit[name] for name in PROBES]
-    over = sum(int(np.count_nonzero(each.good_s > HEALTH_S)) for each in seen)
-    failed = sum(sum(each.failed.values()) for each in seen)
+    over = sum(int(np.count_nonzero(probe.good_s > HEALTH_S)) for probe in seen)
+    failed = sum(sum(probe.failed.values()) for probe in seen)
     ratios = [f"{p99_times(scene.calm[name], scene.hit[name]):.2f} x" for name in OTHERS_PER_S]
-    ends = ["killed" if each.took_s is None else f"{each.took_s:.2f} s" for each in (scene.first, scene.second)]
-    slowest = [ms(each.quantile_s(1.0)) for each in seen]
+    ends = ["killed" if ending.took_s is None else f"{ending.took_s:.2f} s" for ending in (scene.first, scene.second)]
+    slowest = [ms(probe.quantile_s(1.0)) for probe in seen]
     peak = f"{scene.memory_bytes >> 20} MiB"
     return (scene.attack, scene.mode, *slowest, str(over), str(failed), *ratios, *ends, peak)
 
@@ -480,14 +480,14 @@ def main() -> None:
     environment, undisturbed = machine("onnxruntime"), Undisturbed(plan.patience_s)
     with tempfile.TemporaryDirectory() as scratch:
         scenes, freed = run(plan, Path(scratch), undisturbed)
-    verdicts = [verdict for scene in scenes for verdict in scene.verdicts()] + [each.verdict() for each in freed]
+    verdicts = [verdict for scene in scenes for verdict in scene.verdicts()] + [row.verdict() for row in freed]
     show(scenes)
     show_verdicts(verdicts)
     if file:
         results = {
             "attacks": {name: ATTACKS[name].what for name in plan.attacks},
             "scenes": [as_row(scene) for scene in scenes],
-            "lanes_freed": [asdict(each) for each in freed],
+            "lanes_freed": [asdict(row) for row in freed],
             "verdicts": [asdict(verdict) for verdict in verdicts],
         }
         again = {"scenes_done_again": undisturbed.again, "disturbed_scenes": undisturbed.counted}

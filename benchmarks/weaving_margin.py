@@ -210,7 +210,7 @@ def main() -> None:
     output = arguments.output or RESULTS / (
         "weaving_margin.json" if arguments.streams == [2] else "weaving_margin_sets.json"
     )
-    cases = [Case(*each) for each in product(sets(arguments.sets, arguments.streams), NPUS, BUFFERS_MIB)]
+    cases = [Case(*values) for values in product(sets(arguments.sets, arguments.streams), NPUS, BUFFERS_MIB)]
     rows = list[dict[str, Any]]()
     for row in run_all(cases, arguments.queries, arguments.jobs):
         rows.append(row)
