@@ -96,8 +96,9 @@ def priced(tables: Tables, sets: Sequence[PriceSet], switches: int) -> ActivityP
         count = int(tables.steps[n])
         to_end[n, count, :units] = tables.leave[n][:, None, None] * move[n]
         for i in reversed(range(count)):
-            time_s, moves_s = tables.time[n, i], tables.move[n, i]
+            time_s, moves_s = tables.time[n, i], tables.move[n, i]  # [to], [from, to]
             forbidden = np.isinf(moves_s)
+            # run_cost: [to, set]; move_cost: [from, to, set]; onward: as either of them.
             # inf * 0 would be nan, hence the two replacements of infinite times before they are multiplied.
             run_cost = time_s[:, None] * np.where(np.isinf(time_s)[:, None], 1.0, run[n, i])
             move_cost = np.where(forbidden[..., None], np.inf, np.where(forbidden, 0.0, moves_s)[..., None] * move[n])

@@ -296,9 +296,9 @@ class _SolverRun:
         if self._options.objective != "latency" or len(self._problem.tasks) == 1:
             return schedule
         deadline_s = self._value * (1 + self._options.ties)
-        ends_of_tied = {tied: ended for tied, ended in self._proposed.items() if max(ended) <= deadline_s}
+        ends_of_tied = {tied: ends for tied, ends in self._proposed.items() if max(ends) <= deadline_s}
         ends_of_tied[schedule] = simulate(self._problem, schedule).finish_s
-        negated_throughputs = {tied: worth(self._problem, ended, "throughput") for tied, ended in ends_of_tied.items()}
+        negated_throughputs = {tied: worth(self._problem, ends, "throughput") for tied, ends in ends_of_tied.items()}
         best = min(negated_throughputs, key=lambda tied: negated_throughputs[tied])
         if self._seconds > self._options.time_limit_s:
             return best
@@ -337,10 +337,10 @@ class _SolverRun:
 
     def _propose(self, schedule: Schedule) -> float:
         """Return the value of *schedule*; if it keeps the limits and is the best so far, it becomes the solution."""
-        ended = ends_s(self._problem, schedule)
-        value = worth(self._problem, ended, self._options.objective)
+        ends = ends_s(self._problem, schedule)
+        value = worth(self._problem, ends, self._options.objective)
         if self._keeps_limits(schedule):
-            self._proposed[schedule] = ended
+            self._proposed[schedule] = ends
             self._take_if_better(value, schedule)
         return value
 

@@ -57,7 +57,7 @@ class _Z3Step(NamedTuple):
 
     task: int
     step: int
-    second: Any
+    on_second: Any
     """Whether it runs on the second unit."""
     start: Any
     end: Any
@@ -140,7 +140,7 @@ class _Z3Model:
         return _Z3Solution(
             self._seconds(model, self._makespan),
             tuple(
-                tuple(int(self._z3.is_true(model.eval(step.second, model_completion=True))) for step in chain)
+                tuple(int(self._z3.is_true(model.eval(step.on_second, model_completion=True))) for step in chain)
                 for chain in self._chains
             ),
             tuple(tuple(self._seconds(model, step.start) for step in chain) for chain in self._chains),
@@ -155,7 +155,7 @@ class _Z3Model:
     def _by_unit(self, step: _Z3Step, values_s: Sequence[float]) -> Any:
         """values_s[unit the step runs on], in ticks, as an expression; infinite values, of forbidden units, count 0."""
         first, second = (self._ticks(value if isfinite(value) else 0.0) for value in values_s)
-        return self._z3.If(step.second, second, first)
+        return self._z3.If(step.on_second, second, first)
 
     def _add_steps(self, n: int, count: int) -> list[_Z3Step]:
         """Add the *count* steps of task *n*, each after the step before and the move between the two."""
@@ -178,9 +178,9 @@ class _Z3Model:
             return self._by_unit(step, move[-1].tolist())
         for source, target in ((0, 1), (1, 0), (0, 0), (1, 1)):
             if not isfinite(move[source, target]):
-                self._solver.add(z3.Or(before.second != bool(source), step.second != bool(target)))
+                self._solver.add(z3.Or(before.on_second != bool(source), step.on_second != bool(target)))
         from_first, from_second = (self._by_unit(step, move[source].tolist()) for source in (0, 1))
-        return z3.If(before.second, from_second, from_first)
+        return z3.If(before.on_second, from_second, from_first)
 
     def _finish_time(self, last: _Z3Step) -> Any:
         """The end of a task whose last step is *last*, as an expression."""
@@ -214,7 +214,7 @@ class _Z3Model:
         for unit in (0, 1):
             steps_of_unit = [step for step in steps if isfinite(times[step.task, step.step, unit])]
             ticks_of_steps = [(step, self._ticks(float(times[step.task, step.step, unit]))) for step in steps_of_unit]
-            busy = [self._z3.If(step.second == bool(unit), duration, 0) for step, duration in ticks_of_steps]
+            busy = [self._z3.If(step.on_second == bool(unit), duration, 0) for step, duration in ticks_of_steps]
             self._solver.add(self._makespan >= self._z3.Sum([self._z3.RealVal(0), *busy]))
 
     def _add_contention(self) -> None:
@@ -225,7 +225,7 @@ class _Z3Model:
         ] = {}  # (task, step) -> (other step, overlap in ticks)
         for left, right in self._possible_overlaps():
             one_after_other = z3.Or(left.end <= right.start, right.end <= left.start)
-            self._solver.add(z3.Or(left.second != right.second, one_after_other))
+            self._solver.add(z3.Or(left.on_second != right.on_second, one_after_other))
             overlap = z3.Real(f"o{left.task}_{left.step}_{right.task}_{right.step}")
             # The overlap is the earlier end less the later start, which is the least of the four differences.
             bounds = [overlap >= end - start for end in (left.end, right.end) for start in (left.start, right.start)]
@@ -245,14 +245,14 @@ class _Z3Model:
         at = step.task, step.step, unit
         alone_s, demand_gb_s = float(tables.time[at]), float(tables.demand[at])
         if not isfinite(alone_s):
-            self._solver.add(step.second != bool(unit))
+            self._solver.add(step.on_second != bool(unit))
             return
         terms = [self._ticks(alone_s)]
         for other, overlap in overlaps:
             other_demand_gb_s = float(tables.demand[other.task, other.step, 1 - unit])
             lost_ticks = round(TICKS * (1 - 1 / self._problem.soc.slow_down(unit, demand_gb_s, other_demand_gb_s)))
             terms.append(z3.Q(lost_ticks, TICKS) * overlap)
-        self._solver.add(z3.Implies(step.second == bool(unit), step.end - step.start >= z3.Sum(terms)))
+        self._solver.add(z3.Implies(step.on_second == bool(unit), step.end - step.start >= z3.Sum(terms)))
 
     def _possible_overlaps(self) -> Iterator[tuple[_Z3Step, _Z3Step]]:
         """Pairs of steps of different tasks that may run at the same time."""
@@ -271,7 +271,7 @@ class _Z3Model:
         for task, chain in zip(self._problem.tasks, self._chains, strict=True):
             for first in range(0, len(chain), len(task.groups)):
                 run = chain[first : first + len(task.groups)]
-                switched = [z3.If(step.second != before.second, 1, 0) for before, step in pairwise(run)]
+                switched = [z3.If(step.on_second != before.on_second, 1, 0) for before, step in pairwise(run)]
                 self._solver.add(z3.Sum([z3.IntVal(0), *switched]) <= max_switches)
 
 

@@ -208,8 +208,8 @@ class CommandEvaluator:
         """Extract the score from the output of *command*; raises EvaluationError with the end of the output."""
 
         def failed(why: str) -> EvaluationError:
-            last = next((line.strip() for line in reversed(result.output.splitlines()) if line.strip()), "")
-            last_words = f"; it last said: {last[-200:]}" if last else "; it said nothing"
+            last_line = next((line.strip() for line in reversed(result.output.splitlines()) if line.strip()), "")
+            last_words = f"; it last said: {last_line[-200:]}" if last_line else "; it said nothing"
             return EvaluationError(f"command {command!r} {why}{last_words}", result.output[-ERROR_CHARACTERS:])
 
         if result.status is None:
@@ -218,10 +218,10 @@ class CommandEvaluator:
             raise failed(f"was ended by signal {-result.status}")
         if result.status:
             raise failed(f"ended with status {result.status}")
-        last = deque(self._pattern.finditer(result.output), maxlen=1)
-        if not last:
+        last_match = deque(self._pattern.finditer(result.output), maxlen=1)
+        if not last_match:
             raise failed(f"printed nothing that matches {self._pattern.pattern!r}")
-        text = (last[0].group(1) or "").strip()
+        text = (last_match[0].group(1) or "").strip()
         try:
             value = float(text)
         except ValueError:

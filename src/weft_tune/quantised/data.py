@@ -87,7 +87,7 @@ def _input_names(unlabelled: Sequence[str], inputs: Sequence[str], stored: Seque
 
 
 def _check_counts(tensors: Mapping[str, Array]) -> int:
-    """The number of samples, which must be the same in all tensors."""
+    """Return the number of samples; raises TuneError if tensors differ in it or have too few."""
     (first, count), *rest = ((name, len(rows)) for name, rows in tensors.items())
     for name, other in rest:
         if other != count:

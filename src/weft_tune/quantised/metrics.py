@@ -189,7 +189,7 @@ def _lead(logits: Doubles, labels: Labels, top: int) -> Doubles:
     with np.errstate(invalid="ignore"):
         lead = np.abs(right - rival)
     lead = np.where(np.isnan(lead), 0.0, lead)
-    return np.where(better < top, np.maximum(lead, np.finfo(float).tiny), -lead)
+    return np.where(better < top, np.maximum(lead, np.finfo(float).tiny), -lead)  # tiny: above 0 also on a tie
 
 
 def agreement(outputs: Array, first: Array) -> Doubles:

@@ -265,7 +265,10 @@ def _stages(opened: Opened, layers: Sequence[WeightedLayer], pieces: Sequence[Mo
     model_inputs = {value.name for value in opened.model.graph.input}
     sources = [opened.model.graph.node[layer.position].input[0] if layer else "" for layer in firsts]
     operands = [{rounded_input(layer.name), weight_input(layer.name)} if layer else set[str]() for layer in firsts]
-    others = [tuple(n for n in piece.inputs if n not in own) for piece, own in zip(pieces, operands, strict=True)]
+    others = [
+        tuple(name for name in piece.inputs if name not in layer_inputs)
+        for piece, layer_inputs in zip(pieces, operands, strict=True)
+    ]
     # Backwards: a tensor that a later piece needs and no later piece produces must be kept at the cut.
     needed = dict.fromkeys([opened.output])
     live: list[tuple[str, ...]] = []
