@@ -292,14 +292,14 @@ def main() -> None:
             keep(name, setting | {"rows": parts[name](bases, arguments.requests)})
     if "speed" in only:
         keep("speed", speed(5000, 1000, (10**5, 10**6, 10**7)))
-    result = kept()
+    result = earlier_results()
     if "routers" in result:
         keep("verdicts", verdicts(result["routers"]["rows"]))
     if all(name in result for name in (*parts, "speed")):
         draw(result, RESULTS / "cluster_routing.png")
 
 
-def kept() -> dict[str, Any]:
+def earlier_results() -> dict[str, Any]:
     """What earlier runs found."""
     file = RESULTS / "cluster_routing.json"
     result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
@@ -308,7 +308,7 @@ def kept() -> dict[str, Any]:
 
 def keep(name: str, found: Any) -> None:
     """Write a part down beside the others."""
-    result = kept() | {name: found, "machine": machine("numba")}
+    result = earlier_results() | {name: found, "machine": machine("numba")}
     (RESULTS / "cluster_routing.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -245,7 +245,7 @@ async def asking(port: int, found: Sequence[Exam], tally: Tally, seed: int) -> N
         connection.close()
 
 
-async def asked(port: int, found: Sequence[Exam], tally: Tally) -> None:
+async def send_waves(port: int, found: Sequence[Exam], tally: Tally) -> None:
     await asyncio.gather(*(asking(port, found, tally, seed) for seed in range(WAVES)))
 
 
@@ -255,7 +255,7 @@ def measured(folder: Path, found: Sequence[Exam], policy: str, wanted: int) -> d
     cache = str(folder.with_name("cache"))
     with ServerProcess(str(folder), "--policy", policy, "--lanes", "1", "--cache", cache) as server:
         ready_s = time.monotonic()
-        asyncio.run(asked(int(server.url.rpartition(":")[2].strip("/")), found, tally))
+        asyncio.run(send_waves(int(server.url.rpartition(":")[2].strip("/")), found, tally))
     if tally.errors:
         raise SystemExit("\n".join(tally.errors[:5]))
     return {

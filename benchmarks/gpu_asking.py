@@ -75,7 +75,7 @@ def end_when_told() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
-def about(device: str) -> dict[str, object]:
+def describe_device(device: str) -> dict[str, object]:
     """The machine, its versions and its GPU; the twin of one is the machine's cores."""
     if device.endswith("twin"):
         return machine("onnxruntime", "onnx") | {"gpu": device}
@@ -92,14 +92,14 @@ class Rows:
     def __init__(self, file: Path, only: str, device: str) -> None:
         """only: a part of the names of those that are measured."""
         self._file, self._only = file, only
-        self.kept = json.loads(file.read_text()) if file.exists() else {"machine": about(device), "rows": {}}
+        self.kept = json.loads(file.read_text()) if file.exists() else {"machine": describe_device(device), "rows": {}}
         self.found: dict[str, Any] = self.kept["rows"]
 
-    def wanted(self, key: str) -> bool:
+    def is_missing(self, key: str) -> bool:
         return key not in self.found and self._only in key
 
     def measure(self, key: str, run: Callable[[], dict[str, Any]]) -> None:
-        if not self.wanted(key):
+        if not self.is_missing(key):
             return
         try:
             self.found[key] = run()
@@ -111,7 +111,7 @@ class Rows:
 
     def measure_on(self, start: Callable[[], Running], runs: Mapping[str, Callable[[Any], dict[str, Any]]]) -> None:
         """Rows over one server, which is started if any of them is missing."""
-        wanted = [key for key in runs if self.wanted(key)]
+        wanted = [key for key in runs if self.is_missing(key)]
         if not wanted:
             return
         try:

@@ -94,7 +94,7 @@ def request_for(name: str, length: int, seed: int = 0) -> bytes:
     return head.encode() + body
 
 
-def asked(port: int, path: str, method: str = "GET") -> Any:
+def request_json(port: int, path: str, method: str = "GET") -> Any:
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
     status, body = exchanged(connected(port), head.encode())
     if status != 200:
@@ -129,7 +129,7 @@ class Server(Running):
 
     @property
     def memory_bytes(self) -> int:
-        return sum(model["memory_bytes"] for model in asked(self.port, "/weft/state")["models"])
+        return sum(model["memory_bytes"] for model in request_json(self.port, "/weft/state")["models"])
 
     def close(self) -> None:
         super().close()
@@ -191,7 +191,7 @@ class Bench:
         time.sleep(0.5)
         server.take(self._folder / f"{name}.onnx")
         began_s = time.perf_counter()
-        asked(server.port, f"/v2/repository/models/{by}/load", "POST")
+        request_json(server.port, f"/v2/repository/models/{by}/load", "POST")
         took_s = time.perf_counter() - began_s
         busy = _summed([finish() for finish in waiting], seconds)
         status, body = exchanged(connected(server.port), request_for(by, 24))

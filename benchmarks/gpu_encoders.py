@@ -180,12 +180,12 @@ class Bench:
     def ways(self) -> Iterator[tuple[str, Callable[[], tuple[Any, int, Callable[[], Any]]]]]:
         """Each way: what runs it, the bytes of its weights, and what it shall answer."""
         apart, ranked = self.stock.apart_bytes(self.given.tasks), bool(TUNED[self.given.tuned])
-        yield BODY, lambda: (self.body(), self.weights.nbytes, lambda: self.wanted)
-        yield ONE, lambda: (self.alone(0), self.stock.apart_bytes(1), lambda: self.wanted_of_one)
+        yield BODY, lambda: (self.body(), self.weights.nbytes, lambda: self.expected)
+        yield ONE, lambda: (self.alone(0), self.stock.apart_bytes(1), lambda: self.expected_of_one)
         if ranked:
-            yield "plain parts", lambda: (PlainParts(self.weights), self.weights.nbytes, lambda: self.wanted)
-            yield "server's parts", lambda: (self.server(), self.weights.nbytes, lambda: self.wanted)
-            yield "batched", lambda: (Batched(*self.all_whole()), apart, lambda: self.wanted)
+            yield "plain parts", lambda: (PlainParts(self.weights), self.weights.nbytes, lambda: self.expected)
+            yield "server's parts", lambda: (self.server(), self.weights.nbytes, lambda: self.expected)
+            yield "batched", lambda: (Batched(*self.all_whole()), apart, lambda: self.expected)
         every = [self.alone(task) for task in range(self.given.tasks)]
 
         def in_turn(tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -195,8 +195,8 @@ class Bench:
             streams = Forked(every)  # type: ignore[arg-type]
             return lambda tokens: streams(*tokens.split(1))
 
-        yield "streams", lambda: (forked(), apart, lambda: self.wanted)
-        yield "one by one", lambda: (in_turn, apart, lambda: self.wanted)
+        yield "streams", lambda: (forked(), apart, lambda: self.expected)
+        yield "one by one", lambda: (in_turn, apart, lambda: self.expected)
 
     def body(self) -> Callable[..., tuple[torch.Tensor, ...]]:
         body = FusedBody(self.weights, self.stock.shapes)
@@ -235,11 +235,11 @@ class Bench:
         )
 
     @cached_property
-    def wanted(self) -> list[torch.Tensor]:
+    def expected(self) -> list[torch.Tensor]:
         return [Reference(self.weights, task)(self.tokens[task : task + 1])[0] for task in range(self.given.tasks)]
 
     @cached_property
-    def wanted_of_one(self) -> list[torch.Tensor]:
+    def expected_of_one(self) -> list[torch.Tensor]:
         return list(Reference(self.weights, 0)(self.tokens))
 
 

@@ -96,7 +96,7 @@ class Compiling(Served):
         print("compiled after", self.compiled_s, index, file=sys.stderr, flush=True)
 
 
-def asked(server: Compiling, network: str, wire: str, rows: int, seconds: float) -> dict[str, Any]:
+def served_rates(server: Compiling, network: str, wire: str, rows: int, seconds: float) -> dict[str, Any]:
     """Rows per second of both engines, in two turns; the better turn and number of clients of each counts."""
     results: dict[str, Any] = {"ready_s": round(server.ready_s, 1), "compiled_s": server.compiled_s.get(network)}
     for turn in range(2):
@@ -177,7 +177,7 @@ def main() -> None:
     rows = Rows(arguments.results, arguments.only, arguments.device)
     wanted = {
         f"served/{network}/{wire}/{count}": partial(
-            asked, network=network, wire=wire, rows=count, seconds=arguments.seconds
+            served_rates, network=network, wire=wire, rows=count, seconds=arguments.seconds
         )
         for network in networks
         for wire, counts in (("http", (1,)), ("memory", (largest(network),)), ("cuda", (1, largest(network))))

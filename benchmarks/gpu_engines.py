@@ -174,7 +174,7 @@ class Row:
 
     def measured(self, folder: Path, compiler: str, rivals: str, row_s: float) -> dict[str, Any]:
         """rivals: a regular expression of those that are measured."""
-        wanted = self._wanted()
+        wanted = self._expected()
         ready, results = dict[str, Rival](), dict[str, Any]()
         for name, prepare in self.rivals(folder, compiler):
             if not re.search(rivals, name):
@@ -199,7 +199,7 @@ class Row:
             results[name] |= {"rows_per_s": round(median(taken), 1), "spread": round(max(taken) / min(taken), 3)}
         return results
 
-    def _wanted(self) -> Mapping[str, Any]:
+    def _expected(self) -> Mapping[str, Any]:
         session = ort.InferenceSession(str(self.network.path), providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
         return dict(zip(names, session.run(names, self.feed), strict=True))

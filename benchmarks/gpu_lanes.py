@@ -48,8 +48,8 @@ class Ends:
 
     def mark(self) -> Any:
         """The end of all that was started."""
-        event = self._free.pop() if self._free else self._made()
-        asked(self._driver.cuEventRecord(event, self.stream))
+        event = self._free.pop() if self._free else self._create_event()
+        checked(self._driver.cuEventRecord(event, self.stream))
         return event
 
     def passed(self, event: Any) -> bool:
@@ -57,22 +57,22 @@ class Ends:
         answer = self._driver.cuEventQuery(event)
         if answer[0] == self._not_yet:
             return False
-        asked(answer)
+        checked(answer)
         self._free.append(event)
         return True
 
-    def _made(self) -> Any:
+    def _create_event(self) -> Any:
         driver = self._driver
         if self._part:
-            (own,) = asked(driver.cuCtxFromGreenCtx(self._part.context))
-            asked(driver.cuCtxPushCurrent(own))
-        (event,) = asked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+            (own,) = checked(driver.cuCtxFromGreenCtx(self._part.context))
+            checked(driver.cuCtxPushCurrent(own))
+        (event,) = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         if self._part:
-            asked(driver.cuCtxPopCurrent())
+            checked(driver.cuCtxPopCurrent())
         return event
 
 
-def asked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+def checked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
     """What the driver says besides that all went well."""
     result, *found = answer
     if int(result):
@@ -140,7 +140,7 @@ class Segments:
 
     def replay(self, variant: int, segment: int, stream: Any) -> None:
         """Start a segment; torch's own call wants the stream to be the current one, which takes longer."""
-        asked(self._launch(self._runnable[variant][segment], stream))
+        checked(self._launch(self._runnable[variant][segment], stream))
 
     def _divided(self, layers: Sequence[Any], given: Any, segment_ms: float) -> list[Any]:
         """Layers in groups that take about as long, by what each of them takes in a graph."""
@@ -216,7 +216,7 @@ class Segments:
 def runnable(graph: Any) -> Any:
     """A captured graph as the driver starts it."""
     driver = bindings()
-    return asked(driver.cuGraphInstantiate(driver.CUgraph(graph.raw_cuda_graph()), 0))[0]
+    return checked(driver.cuGraphInstantiate(driver.CUgraph(graph.raw_cuda_graph()), 0))[0]
 
 
 def halves(layer: Any) -> list[Callable[[Any], Any]]:

@@ -140,7 +140,7 @@ def main() -> None:
         for count in counts
         for kind in arguments.servers.split(",")
     }
-    measure(rows, {key: point for key, point in keys.items() if rows.wanted(key)}, arguments)
+    measure(rows, {key: point for key, point in keys.items() if rows.is_missing(key)}, arguments)
     report(rows)
 
 

@@ -27,7 +27,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gpu_asking import FOLDER, Served, about, connected, exchanged, registered, request_for
+from gpu_asking import FOLDER, Served, connected, describe_device, exchanged, registered, request_for
 from gpu_swapping import metric
 
 RESULTS = Path(__file__).parent / "results" / "gpu_soak.json"
@@ -171,7 +171,7 @@ def main() -> None:
     options.add_argument("--results", type=Path, default=RESULTS)
     arguments = options.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    results = {"machine": about("cuda:0"), **soaked(arguments.seconds)}
+    results = {"machine": describe_device("cuda:0"), **soaked(arguments.seconds)}
     print(json.dumps(results, indent=1))
     arguments.results.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -94,7 +94,7 @@ def small(target: Any, key: str | None) -> bytes:
     return request_bytes(target, "POST", "v2/models/mlp/infer", key=key, head=head, body=text + raw)
 
 
-async def asked(url: str, key: str | None, count: int) -> list[float]:
+async def sequential_times(url: str, key: str | None, count: int) -> list[float]:
     """Seconds that requests take, one after another."""
     pool = Pool(parse_url(url), 1)
     return await times_of(pool, small(pool.target, key), count)
@@ -127,7 +127,7 @@ def cost(cluster: LocalCluster, key: str) -> dict[str, Any]:
         idle = (used_s(pids) - before) / (time.perf_counter() - began)
         for name, (url, its_key) in ways.items():
             began, before = time.perf_counter(), used_s(pids)
-            times = asyncio.run(asked(url, its_key, EACH))
+            times = asyncio.run(sequential_times(url, its_key, EACH))
             passed = time.perf_counter() - began
             rounds[name].append((((used_s(pids) - before) - idle * passed) / EACH, times))
     results: dict[str, Any] = {}

@@ -111,14 +111,14 @@ class Peer:
         """Until it answers for every model."""
         until_s = time.monotonic() + START_S
         for model in models:
-            while _asked(port, self.request(model))[0] != 200:
+            while _exchange(port, self.request(model))[0] != 200:
                 if process.poll() is not None or time.monotonic() > until_s:
                     raise RuntimeError(f"{self.name} did not start: {log.read_text()[-1500:]}")
                 time.sleep(0.3)
 
     def check(self, url: str, model: Model, expected: Any) -> None:
         """Refuse a server that computes something else."""
-        status, body = _asked(int(url.rpartition(":")[2]), self.request(model))
+        status, body = _exchange(int(url.rpartition(":")[2]), self.request(model))
         if status != 200 or not np.allclose(self.numbers(model, body).ravel(), expected.ravel(), atol=1e-4):
             raise RuntimeError(f"{self.name}: {model.name}: another answer than ONNX Runtime's ({status})")
 
@@ -311,7 +311,7 @@ def _packages(python: Path) -> Path:
     return next((python.parents[1] / "lib").glob("python*")) / "site-packages"
 
 
-def _asked(port: int, request: bytes) -> tuple[int, bytes]:
+def _exchange(port: int, request: bytes) -> tuple[int, bytes]:
     """Send one request; status and body of the answer, 0 where there is none."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:

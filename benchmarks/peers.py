@@ -23,7 +23,7 @@ import onnxruntime as ort
 from machine import awake, machine
 from open_loop import Ask, Seen, run_open_loop
 from peer_servers import PEERS, Model, Peer, Running, Weft, install, versions
-from verdicts import show_table, told
+from verdicts import format_figure, show_table
 
 from weft.base.jsonfile import write_json
 from weft.load.report import OK
@@ -162,7 +162,7 @@ def compare(
 
 
 def _line(row: dict[str, Any]) -> str:
-    return ", ".join(f"{COLUMNS[key][0]} {told(row[key], COLUMNS[key][1])}" for key in FIGURES)
+    return ", ".join(f"{COLUMNS[key][0]} {format_figure(row[key], COLUMNS[key][1])}" for key in FIGURES)
 
 
 def medians(rows: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
@@ -185,7 +185,7 @@ def markdown(found: dict[str, dict[str, float | None]], about: dict[str, Any], t
     lines.append("|---|" + "---|" * len(FIGURES))
     for name, row in found.items():
         version = next(iter(about.get(name, {}).get("versions", {}).values()), "")
-        cells = [told(row[key], COLUMNS[key][1]) for key in FIGURES]
+        cells = [format_figure(row[key], COLUMNS[key][1]) for key in FIGURES]
         lines.append(f"| {name} {version}".rstrip() + " | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
@@ -213,7 +213,7 @@ def main() -> None:
         f"{URGENT}: {URGENT_PER_S:g}/s, due in {URGENT_MS:g} ms; {HEAVY}: {rate:.1f}/s, {HEAVY_LOAD:.0%} of a core; "
         f"ONNX Runtime alone takes {floor:.1f} ms of processor time per request"
     )
-    cells = [(name, *(told(row[key], COLUMNS[key][1]) for key in FIGURES)) for name, row in found.items()]
+    cells = [(name, *(format_figure(row[key], COLUMNS[key][1]) for key in FIGURES)) for name, row in found.items()]
     show_table(title, ("server", *(COLUMNS[key][0] for key in FIGURES)), cells)
     if arguments.markdown:
         arguments.markdown.write_text(markdown(found, about, title))

@@ -54,7 +54,7 @@ def measure(mix: str, models: int, seed: int, overlap: float, beam: bool) -> dic
     bound = placing_bound(problem, "machines")
     assert bound is not None
     row: dict[str, Any] = {"mix": mix, "models": models, "seed": seed, "overlap": overlap, "bound": bound.value}
-    for name, way in ({"weft": _ours} | RIVALS | CHANGED).items():
+    for name, way in ({"weft": _fewest_machines} | RIVALS | CHANGED).items():
         if models <= MOST_MODELS.get(name, models) or (name == "alpaserve-beam" and beam and models == min(SEEDS)):
             began = time.process_time()
             filling = way(problem)
@@ -65,7 +65,7 @@ def measure(mix: str, models: int, seed: int, overlap: float, beam: bool) -> dic
     return row
 
 
-def _ours(problem: PlacingProblem) -> Filling:
+def _fewest_machines(problem: PlacingProblem) -> Filling:
     result = fewest(problem, "machines")
     assert result is not None
     return result
@@ -78,7 +78,7 @@ def on_time(mix: str, models: int, seed: int, overlap: float) -> dict[str, Any]:
     placement = place(asked, there, seed=seed)
     spent = time.process_time() - began
     problem = PlacingProblem.of(there, asked)
-    carried = _ours(problem)
+    carried = _fewest_machines(problem)
     fluid = OnTimeJudge(JUDGED).attainment(carried, np.flatnonzero(carried.used).tolist())
     row = {"mix": mix, "models": models, "seed": seed, "overlap": overlap, "bound": placement.bound}
     row |= {"machines": placement.value, "attainment": placement.attainment, "placing_s": spent}

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from machine import machine
 from plan_reasons import check_reasons
 from processes import TICK_S
-from verdicts import Verdict, show_table, show_verdicts, told
+from verdicts import Verdict, format_figure, show_table, show_verdicts
 
 from weft.base.jsonfile import write_json
 from weft.planning.measured import MEASURED
@@ -160,7 +160,7 @@ def verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
         Verdict(
             f"with its number, to {NEAR_CORES:g} cores",
             len(near) == len(busy),
-            f"off by {told(max(map(off, busy), default=0.0), '.2f')} at most",
+            f"off by {format_figure(max(map(off, busy), default=0.0), '.2f')} at most",
         ),
         Verdict("no plan made without it does", len(silent) == len(quiet), f"{len(silent)} of {len(quiet)}"),
         Verdict(
@@ -178,7 +178,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             row["workload"],
             f"{row['loop']:g}",
             f"{row['loop_cores']:.2f}",
-            told((row["measured"] or {}).get("others_cores"), ".2f"),
+            format_figure((row["measured"] or {}).get("others_cores"), ".2f"),
             f"{row['plan_s']:.0f}",
             "yes" if row["says_so"] else "no",
             str(row["reasons_true"]),

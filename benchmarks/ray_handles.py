@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 from machine import machine
-from on_ray import FEATURES, asked, placement_of, times_of, used_s
+from on_ray import FEATURES, placement_of, sequential_times, times_of, used_s
 from serving_overhead import write_network
 
 from weft.base.jsonfile import write_json
@@ -121,8 +121,8 @@ def measured(cluster: LocalCluster, handle: Any, key: str) -> dict[str, Any]:
     pids = [cluster.gate_pid(), *(cluster.where(name)[0] for name in cluster.machines), face, *engines]
     url, server = cluster.urls[0], cluster.told()["servers"][0]["url"]
     ways = {
-        "direct": lambda: asked(server, key, EACH),
-        "gate": lambda: asked(url, None, EACH),
+        "direct": lambda: sequential_times(server, key, EACH),
+        "gate": lambda: sequential_times(url, None, EACH),
         "handles": lambda: asked_by_handle(port, EACH),
     }
     rounds: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in ways}

@@ -26,7 +26,7 @@ from typing import Any
 import onnxruntime as ort
 from machine import awake, machine
 from modes import as_served, settings_known
-from verdicts import show_table, told
+from verdicts import format_figure, show_table
 from wheels import PackagedFile, fetch, model_files, without_twins
 
 from weft.base.jsonfile import write_json
@@ -224,7 +224,7 @@ def measure(candidates: list[Candidate], repository: Path, rounds: int, limit_s:
                 loaded.ours_s.append(took_s)
                 if problem:
                     problems[loaded.candidate.name] = problem
-                print(f"{loaded.candidate.name}: {told(took_s, '.2f', ' s')} {problem}", flush=True)
+                print(f"{loaded.candidate.name}: {format_figure(took_s, '.2f', ' s')} {problem}", flush=True)
         finally:
             servers.stop()
     return [
@@ -257,7 +257,7 @@ def show(rows: list[dict[str, Any]], remarks: list[str]) -> None:
     table = [
         (
             row["name"], f"{row['package']} {row['version']}", f"{row['file_bytes'] / 1e6:.1f}",
-            told(row["ready_s"], ".2f"), told(row["onnxruntime_s"], ".2f"), told(row["limit_s"], ".2f"),
+            *(format_figure(row[key], ".2f") for key in ("ready_s", "onnxruntime_s", "limit_s")),
             "yes" if row["kept"] else f"NO {row['problem']}",
         )
         for row in rows

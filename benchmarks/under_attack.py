@@ -51,7 +51,7 @@ from processes import Process, family, free_port, memory_bytes, survivors
 from soak import get
 from undisturbed import PATIENCE_S as PATIENCE_AGAIN_S
 from undisturbed import Undisturbed
-from verdicts import Verdict, finite, show_table, show_verdicts, told
+from verdicts import Verdict, finite, format_figure, show_table, show_verdicts
 
 from weft.base.jsonfile import write_json
 from weft.load.report import OK
@@ -158,7 +158,7 @@ def _end_rest(members: list[Process]) -> int:
 # What others see
 
 
-def others() -> list[Ask]:
+def bystander_requests() -> list[Ask]:
     """Two models of others, and the two ways to ask for health."""
     tensors = {"mlp": np.zeros((1, 64), np.float32), "chain": np.zeros((64, 512), np.float32)}
     return [Ask(name, infer_tensors(name, {"x": tensors[name]}), rate) for name, rate in OTHERS_PER_S.items()]
@@ -233,13 +233,13 @@ def judge_others(calm: Seen, hit: Seen, where: str) -> Verdict:
 
 def judge_ending(ending: Ending, limit_s: float, what: str) -> Verdict:
     took_s, left = ending.took_s, f", {ending.left} processes left behind" if ending.left else ""
-    figures = f"{told(took_s, '.2f', ' s') if took_s is not None else 'killed'}, exit {ending.exit_code}{left}"
+    figures = f"{format_figure(took_s, '.2f', ' s') if took_s is not None else 'killed'}, exit {ending.exit_code}{left}"
     kept = took_s is not None and took_s <= limit_s and not ending.left
     return Verdict(f"{what} within {limit_s:g} s", kept, figures)
 
 
 def ms(seconds: float | None) -> str:
-    return told(None if seconds is None else seconds * 1e3, ".1f", " ms")
+    return format_figure(None if seconds is None else seconds * 1e3, ".1f", " ms")
 
 
 class Peak:
@@ -265,10 +265,10 @@ class Peak:
 
 def play(attack: Attack, mode: str, config: Path, seconds: float) -> Scene:
     """Calm, attack, SIGTERM; then, on a second server, attack and SIGTERM twice."""
-    asks, port = [*others(), *probes(seconds)], free_port()
+    asks, port = [*bystander_requests(), *probes(seconds)], free_port()
     with started(config, port) as server, Attackers(attack, server, port) as attackers:
         wait_until_learned(server.url, *LEARNED)
-        run_open_loop(others(), server.url, WARMUP_S)
+        run_open_loop(bystander_requests(), server.url, WARMUP_S)
         calm = run_open_loop(asks, server.url, seconds)
         with Peak(server.pid) as peak:
             hit = run_open_loop(
@@ -300,7 +300,7 @@ class Freed:
     def verdict(self) -> Verdict:
         promise = f"{self.request} ({self.mode}) past its {self.bound} frees its lane within {self.limit_s:.1f} s"
         kept = self.after_s is not None and self.after_s <= self.limit_s
-        return Verdict(promise, kept, told(self.after_s, ".2f", " s") if self.after_s is not None else "never")
+        return Verdict(promise, kept, format_figure(self.after_s, ".2f", " s") if self.after_s is not None else "never")
 
 
 def free_after_s(url: str, request: bytes, bound_s: float, limit_s: float) -> float | None:

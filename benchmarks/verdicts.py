@@ -36,7 +36,7 @@ def show_table(
     Console(width=width).print(table, highlight=False)
 
 
-def told(value: float | None, form: str, unit: str = "") -> str:
+def format_figure(value: float | None, form: str, unit: str = "") -> str:
     """A figure, or that there is none."""
     return "-" if value is None or math.isnan(value) else f"{value:{form}}{unit}"
 
