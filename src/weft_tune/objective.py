@@ -48,7 +48,7 @@ _ALLOWED = (
     ast.ListComp, ast.comprehension, ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Tuple, ast.List,
     ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context,
 )  # fmt: skip
-_REFUSED = (ast.LShift, ast.MatMult)  # operators that could compute huge numbers, or none
+_REFUSED = (ast.LShift, ast.MatMult)  # a shift could compute huge numbers; there are no matrices
 
 
 def layers_of(network: Network, configuration: Configuration) -> tuple[ConfiguredLayer, ...]:
