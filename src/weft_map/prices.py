@@ -212,7 +212,7 @@ def _together(
 ) -> Iterator[tuple[int, ...]]:
     """Yield every set of kinds (indices) that can run at once: one per task, as the units' instances allow.
 
-    ordered[task][other]: the two tasks never run at the same time.
+    exclusive[task][other]: the two tasks never run at the same time.
     """
     kinds_of_task = [[k for k, kind in enumerate(kinds) if kind.task == n] for n in range(len(tables.steps))]
     free_instances = tables.instances.tolist()
