@@ -1,8 +1,8 @@
-"""Lower bounds for the search: prices such that any activities that can run at once cost at most 1 per second.
+"""Lower bounds for the search: prices such that any activities that can run together cost at most 1 per second.
 
 The *cost to the end* of a task is the least sum of prices of its remaining steps and moves; all tasks together need at
 least as many seconds as the sum of these costs. Simple price sets follow from weights of the units. The best set is the
-solution of a linear programme over all activities that can run at once, slow-downs included; it bounds every schedule,
+solution of a linear programme over all activities that can run together, slow-downs included; it bounds every schedule,
 also those that idle for any time. A set that was made for a later part of the tasks is valid everywhere and tighter for
 that part, so several sets are kept.
 
@@ -178,7 +178,7 @@ def _kinds(tables: Tables) -> list[StepKind]:
 
 
 def _count_together(tables: Tables, max_kinds: int) -> int:
-    """Estimate of the number of sets of kinds that can run at once, with up to *max_kinds* kinds per task and unit."""
+    """Estimate of the number of sets of kinds that can run together, with up to *max_kinds* kinds per task and unit."""
     sizes = np.minimum(max_kinds, tables.steps)
     slots = int(tables.instances.sum())
     counts = [1] + [0] * slots  # counts[k]: sets that occupy k instances, of the tasks so far
@@ -192,7 +192,7 @@ def _count_together(tables: Tables, max_kinds: int) -> int:
 def _limit_rows(soc: Soc, tables: Tables, kinds: Sequence[StepKind]) -> Floats:
     """The rows of the linear programme: [set of activities, price]; prices times a row must be at most 1.
 
-    There is a row per set of kinds that can run at once, with the highest speed of each kind, and 1 for each task that
+    There is a row per set of kinds that can run together, with the highest speed of each kind, and 1 for each task that
     can move meanwhile.
     """
     exclusive = _exclude_each_other(tables.waits).tolist()
@@ -210,7 +210,7 @@ def _limit_rows(soc: Soc, tables: Tables, kinds: Sequence[StepKind]) -> Floats:
 def _together(
     tables: Tables, kinds: Sequence[StepKind], exclusive: Sequence[Sequence[bool]]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield every set of kinds (indices) that can run at once: one per task, as the units' instances allow.
+    """Yield every set of kinds (indices) that can run together: one per task, as the units' instances allow.
 
     exclusive[task][other]: the two tasks never run at the same time.
     """

@@ -82,7 +82,7 @@ class SimulatedSoc:
     """A simulated executor: steps take the times of their profile, and longer under contention."""
 
     def __init__(self, problem: Problem, order: Sequence[int] | None = None) -> None:
-        """order: tasks by priority, highest first, for steps that are ready for a unit at once; None: as listed."""
+        """order: tasks by priority, highest first, for steps that become ready at the same time; None: as listed."""
         self._problem, self._tables = problem, problem.tables
         priorities = {task: priority for priority, task in enumerate(order or ())}
         self._rank = [(priorities.get(task, len(priorities)), task) for task in range(len(problem.tasks))]

@@ -48,7 +48,7 @@ _ADDED_KERNEL = re.compile(
 )
 """Kernels that TensorRT adds to a network: copies and changes of shape."""
 _MERGED_LAYERS = "ForeignNode["
-"""In the name of a kernel that runs many layers at once, as the DLA does."""
+"""In the name of a kernel that runs many layers as one, as on the DLA."""
 _SEPARATORS = re.compile(r"\s\+\s|\s\|\|\s|,\s|PWN\(|[()]")
 """Separators between the names of layers that run as one kernel."""
 

@@ -1,7 +1,7 @@
 """Scoring configurations: the protocol between the search and the runtime of a network, and scores from a function.
 
 Other evaluators are ``command_evaluator``, for any command line, and ``quantised.evaluator``, for ONNX models. Scores
-outlive the process in a ``Database``: a search that was interrupted takes them from there and goes on.
+outlive the process in a ``Database``: a search that was interrupted takes them from there and continues.
 """
 
 from __future__ import annotations

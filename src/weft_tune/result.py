@@ -43,12 +43,12 @@ class Trial(NamedTuple):
     objective: float
     samples: int = 0
     chosen: bool = False
-    """Whether the search went on from this configuration."""
+    """Whether the search continued from this configuration."""
     failure: str = ""
 
 
 class Kept(NamedTuple):
-    """A point from which the search went on, on its way from the base to the result."""
+    """A point from which the search continued, on its way from the base to the result."""
 
     phase: Phase
     step: Step
@@ -92,7 +92,7 @@ class Tuning:
     thresholds: dict[Subset, float]
     trials: tuple[Trial, ...]
     path: tuple[Kept, ...]
-    """The points that the search went on from, from the base to the result."""
+    """The points from which the search continued, from the base to the result."""
     samples: dict[Subset, int]
     """The number of samples that were evaluated, by subset."""
     reused: int = field(default=0, compare=False)
@@ -153,7 +153,7 @@ class TuningResult(Shown):
     objective: str
     bias_rule: str = "repair"
     seconds: float
-    """Duration of this run; less than that of the search, where it went on from an earlier one."""
+    """Duration of this run; less than that of the search if it continued an earlier run."""
     test_base: float | None = None
     """Score of the model before tuning on samples that the search has not seen."""
     test_score: float | None = None
@@ -176,7 +176,7 @@ class TuningResult(Shown):
 
     @property
     def methods(self) -> tuple[OtherMethod, ...]:
-        """All methods: first the network as it was, then ours, then the others."""
+        """All methods: first the original network, then ours, then the others."""
         tuning, formats = self.tuning, self.tuning.configuration.text
         float32_sizes = FLOAT32_BITS * tuning.network.weights, FLOAT32_BITS * tuning.network.inputs
         sizes = tuning.weight_bits, tuning.activation_bits

@@ -6,7 +6,7 @@ again (phase 4). "The chapter" is the text that describes the method; "as printe
 
 An *object* is the weights or the inputs of a layer; a *setting* has a type and width for each group of objects and a
 bias for each object; a *point* is a setting with its objective and score, *feasible* if the score reaches the
-threshold. The ``Judge`` scores settings, and keeps the points from which the search goes on.
+threshold. The ``Judge`` scores settings, and keeps the points from which the search continues.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def follow(tables, unit_of_step, order, delays_s, starts_s, ended_s):
     """Simulate a mapping, first come, first served; return the makespan, and fill *starts_s* and *ended_s*.
 
     unit_of_step, delays_s, starts_s: [task, step]; a step enters the queue of its unit when it is ready there and its
-    delay has passed. order: tasks by priority, highest first, for steps that enter a queue at once.
+    delay has passed. order: tasks by priority, highest first, for steps that enter a queue at the same time.
     """
     tasks, outside = len(order), tables.time.shape[2]
     code, left_s = np.full(tasks, pack(0, 0, WAITING)), np.zeros(tasks)
@@ -199,7 +199,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class ActivityPrices(NamedTuple):
-    """Several sets of prices; in each set, activities that can run at once cost at most 1 per second together.
+    """Several sets of prices; in each set, activities that can run together cost at most 1 per second in all.
 
     So the least cost of a task's remaining steps, summed over the tasks, is a lower bound on the seconds left.
     """

@@ -102,7 +102,7 @@ def exported_score(path: Path, opened: Opened, data: LabelledData, metric: str, 
 def calibration(data: LabelledData, fixed: int | None) -> dict[str, Array]:
     """The samples to measure ranges on; the last one is repeated to fill batches if each must have *fixed* samples."""
     rows = np.arange(min(CALIBRATION, count_rows(data.inputs)))
-    return feed(data.inputs, rows, fixed and -(-len(rows) // fixed) * fixed)
+    return feed(data.inputs, rows, fixed and -(-len(rows) // fixed) * fixed)  # up to whole batches
 
 
 def run_times(tuned: Path, opened: Opened, data: LabelledData) -> tuple[float, float]:

@@ -30,7 +30,7 @@ PATIENCE = 4
 
 FLOAT32, FLOAT16, INT8 = "float32", "float16", "int8"
 SLOWER, HARMFUL = "slower in 8 bits", "costs too much of the score"
-"""Reasons why a layer stays as it was."""
+"""Reasons why a layer stays in its original format."""
 
 OnStage = Callable[[str, str], None]
 """Called with the present stage and its detail."""
@@ -56,14 +56,14 @@ class FastestVariant:
     """The fastest variant that keeps the score."""
 
     kind: str
-    """``int8``, ``float16``, or ``float32``: the model as it was."""
+    """``int8``, ``float16``, or ``float32``: the original model."""
     variant: BuiltVariant
     options: QdqOptions | None
     left_out: Mapping[str, str]
     """Layer that stayed in float32 -> why."""
     before: Turns
     after: Turns
-    """Times of the model as it was and of the result, which took turns; equal if nothing was faster."""
+    """Times of the original model and of the result, which took turns; equal if nothing was faster."""
     score: float
     times_before: Mapping[str, float]
     times_int8: Mapping[str, float]

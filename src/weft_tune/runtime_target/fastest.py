@@ -56,7 +56,7 @@ class LayerSpeed(NamedTuple):
     """The time if all layers are in 8 bits."""
     after_s: float | None
     why: str = ""
-    """Why it stayed as it was."""
+    """Why it stayed in its original format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -71,15 +71,15 @@ class RuntimeTuning:
     metric: str
     margin: float
     base: float
-    """The score of the model as it was."""
+    """The score of the original model."""
     threshold: float
     score: float
     test_base: float | None = None
-    """Score of the model as it was on samples that the choice did not use."""
+    """Score of the original model on samples that the choice did not use."""
     test_score: float | None = None
     """Score of the result on the same samples."""
     kind: str
-    """``int8``, ``float16``, or ``float32``: nothing was faster, and the result is the model as it was."""
+    """``int8``, ``float16``, or ``float32``: nothing was faster, and the result is the original model."""
     way: str
     """The options of the conversion to 8-bit integers, in words."""
     before: Turns
@@ -97,7 +97,7 @@ class RuntimeTuning:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was faster than the model as it was."""
+        """Whether anything was faster than the original model."""
         return self.kind != FLOAT32
 
     @property
