@@ -1,19 +1,19 @@
-"""Is ``abreast`` ever far behind another way to share a GPU? Random mixes of models on the simulated H200.
+"""Is the policy ``abreast`` ever much worse than another way to share a GPU? Random mixes on the simulated H200.
 
-A mix is two to five models of the device, at a load of .5 to 1.2 of what one at a time can do, each with a deadline of
-two to twenty times what it takes alone. The property: ``abreast`` as it is misses no more deadlines than 1.2 times what
-the best other rule misses and a percentage point. The other rules are every way to treat late requests under
-``abreast``, and other policies as they are and with late requests last, whichever misses fewest.
+A mix is two to five models of the device, at a load of 0.5 to 1.2 of what one model at a time can serve, each with a
+deadline of two to twenty times its stand-alone time. The property: ``abreast`` misses at most 1.2 times as many
+deadlines as the best rival, plus one percentage point. Rivals are every rule for late requests under ``abreast``, and
+the other policies, each as it is and with late requests last; the best rival is the one with the fewest misses.
 
-Every rule gets the same arrivals, seed by seed, and is compared with ``abreast`` in pairs. To save time, a rival gets
-no more seeds once the mean of these differences is known to be on one side of the limit with 95 % confidence, and a mix
-ends once the property is known to hold or to fail for it. Where ``abreast`` misses less than a point, no rival has to
-be run. What is not known after all seeds is open, and the mean decides.
+Every policy gets the same arrivals per seed and is compared with ``abreast`` in pairs. To save time, a rival gets no
+more seeds once the mean of these differences is on one side of the limit with 95 % confidence, and a mix ends once the
+property is known to hold or to fail. If ``abreast`` misses less than one percent, no rival runs. If the result is still
+open after all seeds, the mean decides.
 
     python benchmarks/abreast_margin.py --cores 16
     python benchmarks/abreast_margin.py --cores 2 --mixes 24 --seconds 1.5
 
-Simulated, so any machine will do; a second of one rule takes .5 to .9 seconds of a core.
+Everything is simulated, so any machine will do; one simulated second of one policy takes 0.5 to 0.9 s of a core.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Mix(NamedTuple):
 
     @property
     def streams(self) -> list[dict[str, Any]]:
-        return [at_random(*each) for each in zip(self.models, self.loads, self.dues, strict=True)]
+        return [at_random(*values) for values in zip(self.models, self.loads, self.dues, strict=True)]
 
 
 def draw(place: int) -> Mix:
@@ -141,7 +141,7 @@ def row_of(mix: Mix, seconds: float, seeds: int) -> dict[str, Any]:
     for seed in range(1, seeds + 1):
         ours.append(missed(mix, OURS, seconds, seed))
         # the limit is at least a point: as if a rival had missed nothing
-        none = Rival("a rival without misses", (0.0,) * seed, tuple(each - POINT for each in ours))
+        none = Rival("a rival without misses", (0.0,) * seed, tuple(missed - POINT for missed in ours))
         if none.decided and none.mean < 0:
             rivals.append(none)
             break
@@ -158,12 +158,12 @@ def row_of(mix: Mix, seconds: float, seeds: int) -> dict[str, Any]:
         "dues": mix.dues,
         "load": round(mix.load, 4),
         "verdict": "fails" if failed else "holds" if all(rival.decided for rival in rivals) else "open",
-        "abreast": [round(each, 5) for each in ours],
+        "abreast": [round(missed, 5) for missed in ours],
         "best": worst.name,
         "best_missed": mean(worst.missed),
         "above": worst.mean,
         "error": worst.error,
-        "missed": {rival.name: [round(each, 5) for each in rival.missed] for rival in rivals},
+        "missed": {rival.name: [round(missed, 5) for missed in rival.missed] for rival in rivals},
     }
 
 
@@ -191,12 +191,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4, help="at most, of each rule: 3 or more")
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--json", type=Path, default=RESULTS)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     before, began_s = machine(), time.monotonic()
-    chosen = mixes(asked.mixes)
+    chosen = mixes(arguments.mixes)
     rows: dict[int, dict[str, Any]] = {}
-    with ProcessPoolExecutor(asked.cores) as pool:
-        task = partial(row_of, seconds=asked.seconds, seeds=asked.seeds)
+    with ProcessPoolExecutor(arguments.cores) as pool:
+        task = partial(row_of, seconds=arguments.seconds, seeds=arguments.seeds)
         tasks = {pool.submit(task, mix): place for place, mix in enumerate(chosen)}
         for done in as_completed(tasks):
             place = tasks[done]
@@ -208,8 +208,8 @@ def main() -> None:
                 flush=True,
             )
             ordered = [rows[place] for place in sorted(rows)]
-            about = {"format": 2, "machine": before, "seconds": asked.seconds, "seeds": asked.seeds}
-            write_json(asked.json, {**about, "summary": summary(ordered), "rows": ordered})
+            environment = {"format": 2, "machine": before, "seconds": arguments.seconds, "seeds": arguments.seeds}
+            write_json(arguments.json, {**environment, "summary": summary(ordered), "rows": ordered})
     print(json.dumps(summary(ordered), indent=1))
 
 

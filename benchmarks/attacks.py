@@ -1,7 +1,7 @@
-"""Attacks on a server, one kind at a time: the models they need, and clients that go on until they are told to stop.
+"""Attacks on a server, one kind at a time: the models that they need, and clients that attack until they are stopped.
 
-Each holds one hostile request at a time against the server (idle connections and uploads: as many as it says) and sends
-the next as soon as that one has ended. ``under_attack`` measures what everybody else has of it.
+Each attack keeps one hostile request at a time in flight (attacks by idle connections or uploads: as many as their
+description says) and sends the next one as soon as it has ended. ``under_attack`` measures the effect on other clients.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Attack(NamedTuple):
 
 
 ATTACKS = {
-    each.name: each
-    for each in (
+    attack.name: attack
+    for attack in (
         Attack("loop", f"a Loop whose trip count is an input, sent {ENDLESS:.0e}"),
         Attack("expand", "an Expand to 50000 x 30000 (less where memory is short), then its mean"),
         Attack("warm-up", "loads a model of which no run ever ends"),

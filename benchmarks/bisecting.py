@@ -1,4 +1,4 @@
-"""The largest of something that still holds, between one that does and one that does not."""
+"""Bisection: the largest value for which a condition still holds, between a value that passes and one that fails."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The worst of clients, and the small models they come for: eighteen kinds, each with what it may see.
+"""Eighteen kinds of misbehaving clients, the small models that they need, and the answers that each may get.
 
-They leave half-way, send garbage, lie about shapes, stall, flood a queue, never read, send numbers that make a model
-large or run for ever, values that no network was trained for and shapes that nobody sent before, and load and unload a
-model all the time. ``Ledger`` is what they saw; ``soak`` holds it against what the server counted.
+They disconnect half-way, send garbage, declare wrong shapes, stall, flood a queue, never read, send numbers that make a
+model large or let it run for ever, values that no network was trained for and new shapes, and load and unload a model
+all the time. ``Ledger`` records their answers; ``soak`` compares it with the server's counters.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ class Chaos:
         finally:
             client.leave()
 
-    async def asked(self, kind: str, request: bytes, *allowed: int, model: str | None = None) -> int:
+    async def exchange(self, kind: str, request: bytes, *allowed: int, model: str | None = None) -> int:
         """Send one request on a connection of its own, and note its answer; *model* is whose books it belongs in."""
         async with self.client() as client:
             await client.send(request)
@@ -343,16 +343,16 @@ class Chaos:
 
     async def unfit(self) -> None:
         """Sends what does not fit the model."""
-        await self.asked("unfit", post("/v2/models/mlp/infer", self.rng.choice(UNFIT)), 400, model="mlp")
+        await self.exchange("unfit", post("/v2/models/mlp/infer", self.rng.choice(UNFIT)), 400, model="mlp")
 
     async def mistaken(self) -> None:
         """Asks for what there is not."""
-        await self.asked("mistaken", self.rng.choice(MISTAKEN), 400, 404, 405)
+        await self.exchange("mistaken", self.rng.choice(MISTAKEN), 400, 404, 405)
 
     async def unknown(self) -> None:
         """Wants a model that is not there."""
         model = self.rng.choice(("nobody", "mlp/versions/99", "%2e%2e", "x" * 300))
-        await self.asked("unknown", post(f"/v2/models/{model}/infer", _tensor()), 404, model=NO_MODEL)
+        await self.exchange("unknown", post(f"/v2/models/{model}/infer", _tensor()), 404, model=NO_MODEL)
 
     async def boasts(self) -> None:
         """Sends headers, or announces a body, beyond all limits."""
@@ -360,7 +360,7 @@ class Chaos:
             request, status = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", 431
         else:
             request, status = post("/v2/models/mlp/infer", b"", length=10**11), 413
-        await self.asked("boasts", request, status)
+        await self.exchange("boasts", request, status)
 
     async def stalls(self) -> None:
         """Sends half a body and waits."""
@@ -391,40 +391,40 @@ class Chaos:
 
     async def hurries(self) -> None:
         """Wants a result within less time than it takes on any machine."""
-        await self.asked("hurries", infer("chain", timeout=self.rng.choice((1, 50, 500))), 503, 504, model="chain")
+        await self.exchange("hurries", infer("chain", timeout=self.rng.choice((1, 50, 500))), 503, 504, model="chain")
 
     async def loops(self) -> None:
         """Asks for turns without end, and a result very soon."""
         tensors = {"turns": np.array([ENDLESS]), "x": np.zeros(4, np.float32)}
         request = infer_tensors("loop", tensors, timeout=self.rng.randrange(10_000, 40_000))
-        await self.asked("loops", request, 504, model="loop")
+        await self.exchange("loops", request, 504, model="loop")
 
     async def swells(self) -> None:
         """Has a number made as large as some megabytes."""
         shape = np.array([self.rng.randrange(1, 4000), self.rng.randrange(1, 2000)])
         request = infer_tensors("expand", {"x": np.ones(1, np.float32), "shape": shape})
-        await self.asked("swells", request, 200, model="expand")
+        await self.exchange("swells", request, 200, model="expand")
 
     async def poisons(self) -> None:
         """Sends values that no network was trained for, to a model that others are asking too."""
         value = self.rng.choice((np.nan, np.inf, -np.inf, 3e38, 1e-45, 200.0))
         request = infer_tensors("mlp", {"x": np.full((self.rng.randrange(1, 9), 64), value, np.float32)})
-        await self.asked("poisons", request, 200, model="mlp")
+        await self.exchange("poisons", request, 200, model="mlp")
 
     async def new_shapes(self) -> None:
         """Sends an image of a size that nobody has sent before."""
         shape = (self.rng.randrange(1, 4), 3, self.rng.randrange(1, 200), self.rng.randrange(1, 200))
         request = infer_tensors("shapes", {"x": np.zeros(shape, np.float32)})
-        await self.asked("new shapes", request, 200, model="shapes")
+        await self.exchange("new shapes", request, 200, model="shapes")
 
     async def comes_and_goes(self) -> None:
         """Unloads a model and loads it again, while others ask for it."""
         asking = [asyncio.create_task(self._guest()) for _ in range(4)]
-        await self.asked("unloads", post("/v2/repository/models/guest/unload", b""), 200)
+        await self.exchange("unloads", post("/v2/repository/models/guest/unload", b""), 200)
         asking += [asyncio.create_task(self._guest()) for _ in range(4)]
-        await self.asked("loads", post("/v2/repository/models/guest/load", b""), 200)
+        await self.exchange("loads", post("/v2/repository/models/guest/load", b""), 200)
         await asyncio.gather(*asking)
-        await self.asked("guest after", infer("guest"), 200, model="guest")
+        await self.exchange("guest after", infer("guest"), 200, model="guest")
 
     async def _guest(self) -> None:
         async with self.client() as client:

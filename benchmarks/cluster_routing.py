@@ -1,9 +1,9 @@
-"""Routers of a simulated cluster: how many deadlines each misses, and what slow machines, old reports, failures and
-bursts cost; and how fast a cluster of 1000 machines is simulated.
+"""Routers of a simulated cluster: missed deadlines, and the cost of slow machines, stale reports, failures and bursts.
 
-Models are drawn as in a balanced mix: compute and memory shares of Orion's profiles on a V100 (EuroSys '24) and of
-memory-bound models, times lognormal around 12 ms, popularity by Zipf's law. ``weft place`` puts them on machines, at
-least twice each, with seed 0; what is simulated is drawn with other seeds.
+It also measures how fast a cluster of 1000 machines is simulated. Models are drawn as in a balanced mix: compute and
+memory shares of Orion's profiles on a V100 (EuroSys '24) and of memory-bound models, times lognormal around 12 ms,
+popularity by Zipf's law. ``weft place`` assigns them to machines, at least two replicas each, with seed 0; arrivals are
+drawn with other seeds.
 
     python benchmarks/cluster_routing.py [--only routers,age,failures,bursts,speed] [--requests 100000]
 """
@@ -86,21 +86,21 @@ def balanced_cluster(models: int, machines: int, load: float, replicas: int = 2)
 
 def missed(cluster: Cluster, setting: ClusterSetting, requests: int, **how: Any) -> dict[str, float]:
     """Shares of all requests that were late, refused or lost; the mean of the seeds, and their largest and least."""
-    found = []
+    results = []
     for seed in SEEDS:
         duration_s = requests / float(cluster.rates.sum())
         made = how | {"setting": setting}
         if share := made.pop("fail", 0.0):
             down = failures(cluster, share, 5.0, duration_s, seed, from_s=setting.warmup_s)
             made["setting"] = replace(setting, failures=down)
-        found.append(simulate_cluster(cluster, made.pop("setting"), duration_s=duration_s, seed=seed, **made))
-    shares = [run.missed for run in found]
+        results.append(simulate_cluster(cluster, made.pop("setting"), duration_s=duration_s, seed=seed, **made))
+    shares = [run.missed for run in results]
     return {
         "missed": float(np.mean(shares)),
         "least": min(shares),
         "most": max(shares),
-        "lost": float(np.mean([run.lost.sum() / run.arrived.sum() for run in found])),
-        "mean_ms": float(np.mean([run.mean_latency_s for run in found])) * 1e3,
+        "lost": float(np.mean([run.lost.sum() / run.arrived.sum() for run in results])),
+        "mean_ms": float(np.mean([run.mean_latency_s for run in results])) * 1e3,
     }
 
 
@@ -161,9 +161,9 @@ def by_bursts(bases: dict[int, Cluster], requests: int) -> list[dict[str, Any]]:
     for kind, value, cv, day in cases:
         for router in ("slack", "two-aged", "two-choices"):
             setting = ClusterSetting(router=router, age_s=0.2)
-            found = missed(bases[2].asked(0.7, cv), setting, requests, day=day)
-            rows.append({kind: value, "router": router, **found})
-            print(f"{kind} {value:g}  {router:12} {found['missed']:9.4%}", flush=True)
+            result = missed(bases[2].asked(0.7, cv), setting, requests, day=day)
+            rows.append({kind: value, "router": router, **result})
+            print(f"{kind} {value:g}  {router:12} {result['missed']:9.4%}", flush=True)
     return rows
 
 
@@ -205,16 +205,16 @@ def speed(models: int, machines: int, counts: tuple[int, ...]) -> dict[str, Any]
 
 def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """slack beside other routers at every load."""
-    found = []
+    results = []
     for replicas, load in dict.fromkeys((row["replicas"], row["load"]) for row in rows):
         here = {row["router"]: row["missed"] for row in rows if (row["replicas"], row["load"]) == (replicas, load)}
         for rival in ("two-choices", "two-in-flight", "two-aged"):
             ratio = here["slack"] / here[rival] if here[rival] else float(here["slack"] > 0)
             met = here["slack"] <= 0.5 * here[rival]
-            found.append({"replicas": replicas, "load": load, "rival": rival, "ratio": ratio, "at_most_half": met})
+            results.append({"replicas": replicas, "load": load, "rival": rival, "ratio": ratio, "at_most_half": met})
             told = "met" if met else "MISSED"
             print(f"{replicas} replicas, load {load:.2f}: slack misses {ratio:.3f} of {rival}, target 0.5: {told}")
-    return found
+    return results
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -274,36 +274,41 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000, help="of each run but those of speed")
     parser.add_argument("--machines", type=int, default=100)
     parser.add_argument("--models", type=int, default=500)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     parts: dict[str, Callable[[dict[int, Cluster], int], Any]] = {
         "routers": by_load, "age": by_age, "failures": by_failures, "bursts": by_bursts,
     }  # fmt: skip
-    only = asked.only.split(",")
+    only = arguments.only.split(",")
     if set(only) & set(parts):
-        bases = {replicas: balanced_cluster(asked.models, asked.machines, 1.0, replicas) for replicas in (2, 4)}
+        bases = {replicas: balanced_cluster(arguments.models, arguments.machines, 1.0, replicas) for replicas in (2, 4)}
         print(*bases.values(), sep="\n")
-        setting = {"machines": asked.machines, "models": asked.models, "requests": asked.requests, "seeds": SEEDS}
+        setting = {
+            "machines": arguments.machines,
+            "models": arguments.models,
+            "requests": arguments.requests,
+            "seeds": SEEDS,
+        }
         for name in (name for name in only if name in parts):
-            keep(name, setting | {"rows": parts[name](bases, asked.requests)})
+            keep(name, setting | {"rows": parts[name](bases, arguments.requests)})
     if "speed" in only:
         keep("speed", speed(5000, 1000, (10**5, 10**6, 10**7)))
-    result = kept()
+    result = earlier_results()
     if "routers" in result:
         keep("verdicts", verdicts(result["routers"]["rows"]))
     if all(name in result for name in (*parts, "speed")):
         draw(result, RESULTS / "cluster_routing.png")
 
 
-def kept() -> dict[str, Any]:
+def earlier_results() -> dict[str, Any]:
     """What earlier runs found."""
     file = RESULTS / "cluster_routing.json"
-    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    return found
+    result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return result
 
 
 def keep(name: str, found: Any) -> None:
     """Write a part down beside the others."""
-    result = kept() | {name: found, "machine": machine("numba")}
+    result = earlier_results() | {name: found, "machine": machine("numba")}
     (RESULTS / "cluster_routing.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

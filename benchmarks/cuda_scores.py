@@ -1,7 +1,7 @@
-"""The classifiers under number formats on a GPU: what ``number_formats.py --cuda`` searches with.
+"""Scores of the classifiers under number formats on a GPU, for ``number_formats.py --cuda``.
 
-A search over thousands of images takes minutes on a processor and seconds here. Sums are added up in another order than
-in ONNX Runtime, so a score may differ by an image; what a search finds is therefore scored again by ONNX Runtime.
+A search over thousands of images takes minutes on a CPU and seconds on a GPU. Sums are added in another order than in
+ONNX Runtime, so a score may differ by one image; therefore ONNX Runtime scores the result of a search again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Engine:
 
     def __init__(self, model: Path, batch: int, device: str) -> None:
         self._graph, self._batch, self._device = onnx.load(model).graph, batch, device
-        self._weights = {each.name: self._tensor(numpy_helper.to_array(each)) for each in self._graph.initializer}
+        self._weights = {tensor.name: self._tensor(numpy_helper.to_array(tensor)) for tensor in self._graph.initializer}
         self._samples: dict[str, Tensor] = {}
         self._asked: Any = None
         self._answers = np.empty(0)
@@ -92,7 +92,7 @@ class Engine:
             if node.name in formats:
                 form = formats[node.name]
                 given[:2] = rounded(given[0], form.input), rounded(given[1], form.weight)
-            attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+            attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
             values[node.output[0]] = OPERATORS[node.op_type](attributes, *given)
         return values[self._graph.output[0].name]
 
@@ -136,6 +136,6 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
 def on_gpu(evaluator: OnnxEvaluator, model: Path, device: str = "cuda") -> OnnxEvaluator:
     """The evaluator, computing with torch from now on."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    evaluator._engine.close()
-    evaluator._engine = Engine(model, evaluator._plan.batch, device)  # type: ignore[assignment]
+    evaluator._runner.close()
+    evaluator._runner = Engine(model, evaluator._plan.batch, device)  # type: ignore[assignment]
     return evaluator

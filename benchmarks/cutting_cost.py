@@ -1,7 +1,7 @@
-"""What it costs to run a model in segments: processor time of all segments against plain ONNX Runtime.
+"""The cost of running a model in segments: CPU time of all segments relative to plain ONNX Runtime.
 
-One thread, batch 1, the default grain. Variants are interleaved, the fastest of the repeats counts; time is that of
-the thread, so that others on the machine matter little. Writes benchmarks/results/cutting_cost.json.
+One thread, batch 1, the default grain. Variants are interleaved and the fastest repeat counts; time is the CPU time of
+the thread, so that other processes matter little. Writes benchmarks/results/cutting_cost.json.
 
     python benchmarks/cutting_cost.py
 """
@@ -35,9 +35,9 @@ def models(folder: Path) -> dict[str, tuple[Path, dict[str, tuple[int, ...]]]]:
     """Name -> file and shapes."""
     for name, parameters in ZOO.items():
         zoo.export(name, folder / f"{name}.onnx", **parameters)
-    found = {name: (folder / f"{name}.onnx", {}) for name in ZOO}
+    results = {name: (folder / f"{name}.onnx", {}) for name in ZOO}
     here = packaged_models()
-    return found | {name: (here[name], dict(PACKAGED[name].shapes)) for name in PACKAGED_NAMES if name in here}
+    return results | {name: (here[name], dict(PACKAGED[name].shapes)) for name in PACKAGED_NAMES if name in here}
 
 
 def plain(path: Path) -> ort.InferenceSession:
@@ -67,7 +67,7 @@ def measure(name: str, path: Path, shapes, grain_s: float, repeats: int) -> dict
     for _ in range(repeats):
         for key, run in variants.items():
             fastest[key] = min(fastest[key], thread_s(run, feed))
-    times_ms = [each * 1e3 for each in model.timing.times_s[1]]
+    times_ms = [time_s * 1e3 for time_s in model.timing.times_s[1]]
     model.close()
     return {
         "model": name, "segments": len(times_ms), "whole_ms": fastest["whole"] * 1e3, "cut_ms": fastest["cut"] * 1e3,

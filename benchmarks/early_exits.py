@@ -1,8 +1,8 @@
-"""Early exits, served for real: deadlines missed when batches are refilled at the exits, against adaptive batching.
+"""Early exits on a real server: missed deadlines when batches are refilled at the exits, against adaptive batching.
 
-A network with exits that this project trained, on real test images; a real server in a process of its own with one
-lane and batches of up to 8; Poisson arrivals at 85 % of what adaptive batching computes at most. The same arrivals
-and images under every policy, policies interleaved; all answers must be those of the images computed alone.
+A network with exits that this project trained, on real test images; the server runs in its own process with one lane
+and batches of up to 8; arrivals are Poisson at 85 % of the throughput of adaptive batching. All policies get the same
+arrivals and images and are interleaved; every answer must equal that of the image computed alone.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Bench:
         classes, exits = [], []
         for image in self.net.samples().inputs():
             answers = session.run(list(self.net.exits), {"image": image[None]})
-            sure = [confidence(each, "logits")[0] >= self.threshold for each in answers[:-1]]
+            sure = [confidence(answer, "logits")[0] >= self.threshold for answer in answers[:-1]]
             taken = sure.index(True) if any(sure) else len(answers) - 1
             classes.append(int(answers[taken].argmax()))
             exits.append(taken + 1)
@@ -132,8 +132,8 @@ def show(rows: list[dict[str, Any]], title: str, baselines: list[Contender], oth
         )
     console = Console(width=110)
     console.print(table)
-    best = min((medians[each.name]["missed"], each.name) for each in baselines)
-    ratios = {each.name: medians[each.name]["missed"] / best[0] if best[0] else None for each in others}
+    best = min((medians[baseline.name]["missed"], baseline.name) for baseline in baselines)
+    ratios = {other.name: medians[other.name]["missed"] / best[0] if best[0] else None for other in others}
     for name, ratio in ratios.items():
         if ratio is not None:
             console.print(f"{name} misses {ratio:.2f} times as many deadlines as {best[1]}", highlight=False)
@@ -157,7 +157,7 @@ def main() -> None:
         bench = Bench(TRAINED[arguments.net], Path(folder), arguments.slo)
         print("finding out what adaptive batching computes at most", flush=True)
         trial_s = min(5.0, arguments.seconds)
-        trials = [bench.run(each, trial_s, arrival="closed", clients=CLIENTS) for each in adaptive]
+        trials = [bench.run(policy, trial_s, arrival="closed", clients=CLIENTS) for policy in adaptive]
         rate, most = rate_per_s(trials, arguments.seconds)
         alone, rows = bench.alone(), []
         for seed in range(arguments.repeats):

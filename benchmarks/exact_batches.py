@@ -1,14 +1,14 @@
-"""Whether neighbours in a batch can change an answer: requests over all special models, with hostile ones among them.
+"""Can other rows of a batch change an answer? Requests over all special models, some of them with hostile values.
 
-A real server, HTTP over loopback with binary tensors, and waves of requests of one row each for one model at a time,
-several models at once. Some rows are ordinary, the others hold what may hurt: huge values, NaN, infinities, zeros.
-Every answer is compared with what the row gives in a batch of the same size whose other rows are ordinary, bit by bit,
-at any of its places; ordinary rows of float32 also with what they give alone. Models that must not be batched are
-served beside them: their answers are those of the row alone. The models are those of the tests:
+A real server gets waves of one-row requests for one model at a time, several models at once, over HTTP on loopback with
+binary tensors. Some rows are ordinary, the others hold huge values, NaN, infinities or zeros. Every answer is compared
+bit by bit with the answer of the same row in a batch of the same size whose other rows are ordinary, at any position;
+ordinary float32 rows also with the answer of the row alone. Models that must not be batched are served as well: their
+answers must equal those of the row alone. The models are those of the tests:
 
     python benchmarks/exact_batches.py
 
-``--resume`` goes on with what was recorded, policy by policy.
+``--resume`` continues with the recorded results, policy by policy.
 """
 
 from __future__ import annotations
@@ -124,22 +124,22 @@ def _exam(special: Special, path: Path) -> Exam:
 
 def _known(model: CpuModel, sample: dict[str, Any], others: Sequence[dict[str, Any]], size: int) -> dict[Key, float]:
     (alone,) = together(model, [sample])
-    found = {}
+    results = {}
     for place in range(size):
         batch = [*others[:place], sample, *others[place + 1 : size]]
         got = together(model, batch)[place]
-        found[_key(got)] = deviation(alone, got)
-    return found
+        results[_key(got)] = deviation(alone, got)
+    return results
 
 
 def _key(answer: dict[str, Any]) -> Key:
-    return tuple((name, each.shape, _bytes(each)) for name, each in sorted(answer.items()))
+    return tuple((name, array.shape, _bytes(array)) for name, array in sorted(answer.items()))
 
 
 def _bytes(array: Any) -> bytes:
     if array.dtype != np.object_:
         return bytes(np.ascontiguousarray(array).tobytes())
-    return b"".join(struct.pack("<I", len(each)) + each for each in array.ravel().tolist())
+    return b"".join(struct.pack("<I", len(text)) + text for text in array.ravel().tolist())
 
 
 # Talking to the server
@@ -147,7 +147,7 @@ def _bytes(array: Any) -> bytes:
 
 def _packed(sample: dict[str, Any]) -> tuple[bytes, int]:
     """A request with binary tensors both ways, and the length of its JSON."""
-    parts = [_bytes(each) for each in sample.values()]
+    parts = [_bytes(array) for array in sample.values()]
     inputs = [
         {"name": name, "shape": each.shape, "datatype": KINDS[each.dtype],
          "parameters": {"binary_data_size": len(part)}}
@@ -184,9 +184,9 @@ class Connection:
 
 def _unpacked(body: bytes, at: int) -> tuple[Key, int]:
     said, found = json.loads(body[:at]), []
-    for each in said["outputs"]:
-        end = at + each["parameters"]["binary_data_size"]
-        found.append((each["name"], tuple(each["shape"]), body[at:end]))
+    for output in said["outputs"]:
+        end = at + output["parameters"]["binary_data_size"]
+        found.append((output["name"], tuple(output["shape"]), body[at:end]))
         at = end
     return tuple(sorted(found)), said["parameters"]["weft_batch"]
 
@@ -210,7 +210,7 @@ async def wave(exam: Exam, connections: Sequence[Connection], tally: Tally, rng:
     """Requests for one model, all at once."""
     count = int(rng.integers(2, len(connections) + 1))
     rows = [exam.rows[int(index)] for index in rng.integers(0, len(exam.rows), count)]
-    asked = [each.infer(exam.special.name, row) for each, row in zip(connections, rows, strict=False)]
+    asked = [connection.infer(exam.special.name, row) for connection, row in zip(connections, rows, strict=False)]
     for row, got in zip(rows, await asyncio.gather(*asked, return_exceptions=True), strict=True):
         tally.sent += 1
         if isinstance(got, BaseException):
@@ -241,11 +241,11 @@ async def asking(port: int, found: Sequence[Exam], tally: Tally, seed: int) -> N
     while tally.batched < tally.wanted and len(tally.errors) < 10:
         exam = found[int(rng.choice(len(found), p=weights / weights.sum()))]
         await wave(exam, connections, tally, rng)
-    for each in connections:
-        each.close()
+    for connection in connections:
+        connection.close()
 
 
-async def asked(port: int, found: Sequence[Exam], tally: Tally) -> None:
+async def send_waves(port: int, found: Sequence[Exam], tally: Tally) -> None:
     await asyncio.gather(*(asking(port, found, tally, seed) for seed in range(WAVES)))
 
 
@@ -255,7 +255,7 @@ def measured(folder: Path, found: Sequence[Exam], policy: str, wanted: int) -> d
     cache = str(folder.with_name("cache"))
     with ServerProcess(str(folder), "--policy", policy, "--lanes", "1", "--cache", cache) as server:
         ready_s = time.monotonic()
-        asyncio.run(asked(int(server.url.rpartition(":")[2].strip("/")), found, tally))
+        asyncio.run(send_waves(int(server.url.rpartition(":")[2].strip("/")), found, tally))
     if tally.errors:
         raise SystemExit("\n".join(tally.errors[:5]))
     return {
@@ -280,40 +280,42 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=500, help="of the largest model; 0: none")
     parser.add_argument("--resume", action="store_true", help="go on with what was recorded")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    done: dict[str, Any] = json.loads(given.output.read_text()) if given.resume and given.output.exists() else {}
+    arguments = parser.parse_args()
+    done: dict[str, Any] = (
+        json.loads(arguments.output.read_text()) if arguments.resume and arguments.output.exists() else {}
+    )
     runs, models = done.get("runs", []), done.get("models", [])
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "models"
         folder.mkdir()
-        found = list(exams(folder, given.megabytes))
-        print(f"{len(found)} models, {sum(not exam.refused for exam in found)} of them batched", flush=True)
+        results = list(exams(folder, arguments.megabytes))
+        print(f"{len(results)} models, {sum(not exam.refused for exam in results)} of them batched", flush=True)
         for policy in POLICIES:
             if any(run["policy"] == policy for run in runs):
                 continue
-            runs.append(measured(folder, found, policy, -(-given.requests // len(POLICIES))))
+            runs.append(measured(folder, results, policy, -(-arguments.requests // len(POLICIES))))
             print(runs[-1], flush=True)
-            rows = _added(models, [_row(exam) for exam in found])
-            content = {"format": 1, "machine": machine("onnxruntime", "onnx"), "megabytes": given.megabytes}
-            write_json(given.output, {**content, "runs": runs, "models": rows})
+            rows = _added(models, [_row(exam) for exam in results])
+            content = {"format": 1, "machine": machine("onnxruntime", "onnx"), "megabytes": arguments.megabytes}
+            write_json(arguments.output, {**content, "runs": runs, "models": rows})
     print(f"{sum(run['batched'] for run in runs)} batched, {sum(run['different'] for run in runs)} different")
 
 
 def _added(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Counts of an earlier part and of this one."""
-    old = {each["model"]: each for each in before}
-    for each in now:
-        if each["model"] in old:
-            was = old[each["model"]]
-            each["compared"], each["different"] = (
-                each["compared"] + was["compared"],
-                each["different"] + was["different"],
+    old = {row["model"]: row for row in before}
+    for row in now:
+        if row["model"] in old:
+            was = old[row["model"]]
+            row["compared"], row["different"] = (
+                row["compared"] + was["compared"],
+                row["different"] + was["different"],
             )
-            each["furthest"] = max(each["furthest"], was["furthest"])
-            sizes = Counter({int(k): v for k, v in each["sizes"].items()}) + Counter(
+            row["furthest"] = max(row["furthest"], was["furthest"])
+            sizes = Counter({int(k): v for k, v in row["sizes"].items()}) + Counter(
                 {int(k): v for k, v in was["sizes"].items()}
             )
-            each["sizes"] = {str(size): sizes[size] for size in sorted(sizes)}
+            row["sizes"] = {str(size): sizes[size] for size in sorted(sizes)}
     return list(now)
 
 

@@ -1,16 +1,15 @@
-"""What `gpu_weaving.py` simulates, on a real GPU: weft's engine and policies over captured segments of torch's models.
+"""The experiments of `gpu_weaving.py` on a real GPU: weft's engine and policies over captured segments of torch models.
 
-Needs one NVIDIA GPU that can be cut, torch and cuda-bindings; no server runs (gpu_sharing.py has one). Every row is
-kept in the results as soon as it is measured, and not measured again when this is started once more:
+Needs one NVIDIA GPU that can be partitioned, torch and cuda-bindings; no server runs (gpu_sharing.py has one). Each row
+is written to the results as soon as it is measured, and is not measured again by a later run:
 
     PYTHONPATH=src python benchmarks/gpu_abreast.py [--only REGEX] [--segment-ms 0.5] [--most-s 500] [--results FILE]
     PYTHONPATH=src python benchmarks/gpu_abreast.py --simulate [--results FILE]
 
-The rows are those of gpu_weaving.py, over the rates and lengths that the models have alone in the same run; `hosts` are
-the GPU as it was measured with segments of that length, and `--simulate` adds what the simulator says of the same rows,
-on a machine without a GPU. `us` are microseconds of processor time for a decision, `idle` the part of the time in which
-no lane had anything to compute, `step us` the microseconds that the engine was busy for each segment it started: the
-simulated engine is busy for as long.
+The rows are those of gpu_weaving.py, relative to the stand-alone rates and durations of the models in the same run;
+`hosts` describes the GPU as measured with segments of that length. `--simulate` adds the simulator's prediction for the
+same rows and needs no GPU. `us`: microseconds of CPU time per decision; `idle`: share of the time in which no lane had
+work; `step us`: microseconds of the engine per started segment, which the simulated engine takes as well.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ class Stage:
     def run(
         self, streams: list[dict[str, Any]], rule: str, options: dict[str, Option], seconds: float, seed: int = 1
     ) -> RequestReport:
-        stream = [{"max_batch": 1, **each} for each in streams]
+        stream = [{"max_batch": 1, **settings} for settings in streams]
         raw = {"duration_s": seconds + WARM_S, "warmup_s": WARM_S, "stream": stream}
         host = self.host.model_copy(update={"step_s": self.step_us.get(rule, 0.0) / 1e6})
         case, name = prepare(Workload.model_validate(raw), host), "fifo" if rule == "alone" else rule.split()[0]
         if self._gpu is None:
             return simulate_requests(case, name, options=options, seed=seed).report
-        return self._for_real(case, name, options, [each["model"] for each in streams], seed)
+        return self._for_real(case, name, options, [stream["model"] for stream in streams], seed)
 
     def _for_real(
         self, case: Case, name: str, options: dict[str, Option], models: list[str], seed: int
@@ -102,44 +101,44 @@ class Stage:
         return self.host.models[model].total_s(1)
 
     def rates(self, report: RequestReport, seconds: float) -> list[float]:
-        return [round(each.completed * self.alone_s(each.model) / seconds, 3) for each in report.streams]
+        return [round(stream.completed * self.alone_s(stream.model) / seconds, 3) for stream in report.streams]
 
     def saturated(self, models: tuple[str, ...], seconds: float) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for rule, options in {**ONE_BY_ONE, **SATURATED}.items():
-            streams = [{"model": each, "arrival": "closed", "clients": 2, "deadline_ms": 1e5} for each in models]
+            streams = [{"model": model, "arrival": "closed", "clients": 2, "deadline_ms": 1e5} for model in models]
             speeds = self.rates(self.run(streams, rule, options, seconds), seconds)
             least = round(min(speeds) * len(speeds), 3)
-            found[rule] = {"sum": round(sum(speeds), 3), "least of fair": least, "each": speeds, **self.last}
-        return found
+            results[rule] = {"sum": round(sum(speeds), 3), "least of fair": least, "each": speeds, **self.last}
+        return results
 
     def at_random(self, model: str, load: float, times: float, priority: int = 1) -> dict[str, Any]:
         alone_s = self.alone_s(model)
         return {"model": model, "rate": load / alone_s, "deadline_ms": times * alone_s * 1e3, "priority": priority}
 
     def urgent(self, model: str, beside: str, load: float, seconds: float) -> dict[str, Any]:
-        alone_s, found = self.alone_s(model), {}
+        alone_s, results = self.alone_s(model), {}
         asked = self.at_random(model, load, 2, priority=9)
         heavy = {"model": beside, "arrival": "closed", "clients": 2, "deadline_ms": 1e5}
         for rule, options in {"alone": {}, **RIVALS}.items():
             streams = [asked] if rule == "alone" else [asked, heavy]
             report = self.run(streams, rule, options, seconds)
             first = report.streams[0]
-            found[rule] = {"p50": round(first.p50_s / alone_s, 3), "p99": round(first.p99_s / alone_s, 3)}
+            results[rule] = {"p50": round(first.p50_s / alone_s, 3), "p99": round(first.p99_s / alone_s, 3)}
             if rule != "alone":
-                found[rule]["beside"] = self.rates(report, seconds)[1]
-            found[rule] |= self.last
-        return found
+                results[rule]["beside"] = self.rates(report, seconds)[1]
+            results[rule] |= self.last
+        return results
 
     def deadlines(self, load: float, seconds: float) -> dict[str, Any]:
         streams = [self.at_random(model, load / len(FIVE), times) for model, times in FIVE.items()]
-        found = {}
+        results = {}
         for rule, options in ONE_FOR_ALL.items():
             reports = [self.run(streams, rule, options, seconds, seed) for seed in SEEDS]
-            worst = mean(each.worst_violation_rate for each in reports)
-            missed = mean(each.violation_rate for each in reports)
-            found[rule] = {"missed": round(missed, 4), "worst": round(worst, 4), **self.last}
-        return found
+            worst = mean(report.worst_violation_rate for report in reports)
+            missed = mean(report.violation_rate for report in reports)
+            results[rule] = {"missed": round(missed, 4), "worst": round(worst, 4), **self.last}
+        return results
 
 
 Row = Callable[[Stage, float], dict[str, Any]]
@@ -148,17 +147,17 @@ Row = Callable[[Stage, float], dict[str, Any]]
 @cache
 def rows() -> dict[str, Row]:
     """What is measured, given where and for how many seconds."""
-    together = [each if each[0] != "llm1b-b1" else ("llm1b-b1", "llm1b-b1*") for each in TOGETHER]
-    found: dict[str, Row] = {
+    together = [group if group[0] != "llm1b-b1" else ("llm1b-b1", "llm1b-b1*") for group in TOGETHER]
+    results: dict[str, Row] = {
         f"saturated/{'+'.join(each)}": lambda stage, seconds, each=each: stage.saturated(each, seconds)
         for each in together
     }
     for load in (0.1, 0.2, 0.4):
         for urgent, heavy in BESIDE:
-            found[f"urgent/{urgent} beside {heavy}/{load:g}"] = partial(_urgent, urgent, heavy, load)
+            results[f"urgent/{urgent} beside {heavy}/{load:g}"] = partial(_urgent, urgent, heavy, load)
     for load in (0.5, 0.65, 0.8, 0.95):
-        found[f"deadlines/{load:g}"] = lambda stage, seconds, load=load: stage.deadlines(load, 2 * seconds)
-    return found
+        results[f"deadlines/{load:g}"] = lambda stage, seconds, load=load: stage.deadlines(load, 2 * seconds)
+    return results
 
 
 def _urgent(model: str, beside: str, load: float, stage: Stage, seconds: float) -> dict[str, Any]:
@@ -171,7 +170,7 @@ class clocked:
     def __enter__(self) -> list[int]:
         self._found: list[int] = []
         self._count = 0
-        self._classes = {each: each.decide for each in subclasses(Policy) if "decide" in vars(each)}
+        self._classes = {subclass: subclass.decide for subclass in subclasses(Policy) if "decide" in vars(subclass)}
         for each, decide in self._classes.items():
             each.decide = self._timing(decide)
         return self._found
@@ -182,19 +181,19 @@ class clocked:
             if self._count % 8:
                 return decide(policy, view)
             began = time.thread_time_ns()
-            found = decide(policy, view)
+            result = decide(policy, view)
             self._found.append(time.thread_time_ns() - began)
-            return found
+            return result
 
         return timed
 
     def __exit__(self, *_: object) -> None:
-        for each, decide in self._classes.items():
-            each.decide = decide
+        for subclass, decide in self._classes.items():
+            subclass.decide = decide
 
 
 def subclasses(of: type) -> list[type]:
-    return [found for each in of.__subclasses__() for found in (each, *subclasses(each))]
+    return [found for subclass in of.__subclasses__() for found in (subclass, *subclasses(subclass))]
 
 
 def on_gpu(wanted: set[str], segment_ms: float) -> Stage:
@@ -226,30 +225,34 @@ def main() -> None:
     parser.add_argument("--most-s", type=float, default=1e9)
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     began_s = time.monotonic()
-    done = json.loads(asked.results.read_text("utf-8")) if asked.results.is_file() else {"hosts": {}, "segment_ms": {}}
-    length = f"{asked.segment_ms:g}"
-    wanted = [name for name in rows() if re.search(asked.only, name) and (name not in done or asked.simulate)]
-    if asked.simulate:
+    done = (
+        json.loads(arguments.results.read_text("utf-8"))
+        if arguments.results.is_file()
+        else {"hosts": {}, "segment_ms": {}}
+    )
+    length = f"{arguments.segment_ms:g}"
+    wanted = [name for name in rows() if re.search(arguments.only, name) and (name not in done or arguments.simulate)]
+    if arguments.simulate:
         wanted = [name for name in wanted if name in done and f"simulated {name}" not in done]
-        stages = {each: Stage(Host.model_validate(host)) for each, host in done["hosts"].items()}
+        stages = {segment_ms: Stage(Host.model_validate(host)) for segment_ms, host in done["hosts"].items()}
     else:
-        stages = {length: on_gpu({model for name in wanted for model in models_in(name)}, asked.segment_ms)}
+        stages = {length: on_gpu({model for name in wanted for model in models_in(name)}, arguments.segment_ms)}
         host = json.loads(stages[length].host.model_dump_json())
         host["models"] = {**done["hosts"].get(length, {}).get("models", {}), **host["models"]}
         done["hosts"][length] = host
     for name in wanted:
-        if time.monotonic() - began_s > asked.most_s:
+        if time.monotonic() - began_s > arguments.most_s:
             print("time is up; start it again for the rest")
             return
         own = done["segment_ms"].setdefault(name, length)
-        key = f"simulated {name}" if asked.simulate else name
-        if asked.simulate:
+        key = f"simulated {name}" if arguments.simulate else name
+        if arguments.simulate:
             stages[own].step_us = {rule: found.get("step us", 0.0) for rule, found in done[name].items()}
-        done[key] = rows()[name](stages[own], asked.seconds)
+        done[key] = rows()[name](stages[own], arguments.seconds)
         print(f"{time.monotonic() - began_s:6.1f} s", key, json.dumps(done[key]), flush=True)
-        asked.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
+        arguments.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Servers on a GPU, clients that ask them, and results that are kept row by row: what the scripts gpu_*.py share.
+"""Shared by the scripts gpu_*.py: servers on a GPU, clients that send requests, and results that are stored row by row.
 
-A server is a process of its own, and so is every client. Run as a script, this is weft's server over a repository.
+The server and every client run in processes of their own. Run as a script, this is weft's server over a repository.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def end_when_told() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
-def about(device: str) -> dict[str, object]:
+def describe_device(device: str) -> dict[str, object]:
     """The machine, its versions and its GPU; the twin of one is the machine's cores."""
     if device.endswith("twin"):
         return machine("onnxruntime", "onnx") | {"gpu": device}
@@ -92,14 +92,14 @@ class Rows:
     def __init__(self, file: Path, only: str, device: str) -> None:
         """only: a part of the names of those that are measured."""
         self._file, self._only = file, only
-        self.kept = json.loads(file.read_text()) if file.exists() else {"machine": about(device), "rows": {}}
+        self.kept = json.loads(file.read_text()) if file.exists() else {"machine": describe_device(device), "rows": {}}
         self.found: dict[str, Any] = self.kept["rows"]
 
-    def wanted(self, key: str) -> bool:
+    def is_missing(self, key: str) -> bool:
         return key not in self.found and self._only in key
 
     def measure(self, key: str, run: Callable[[], dict[str, Any]]) -> None:
-        if not self.wanted(key):
+        if not self.is_missing(key):
             return
         try:
             self.found[key] = run()
@@ -111,7 +111,7 @@ class Rows:
 
     def measure_on(self, start: Callable[[], Running], runs: Mapping[str, Callable[[Any], dict[str, Any]]]) -> None:
         """Rows over one server, which is started if any of them is missing."""
-        wanted = [key for key in runs if self.wanted(key)]
+        wanted = [key for key in runs if self.is_missing(key)]
         if not wanted:
             return
         try:
@@ -226,11 +226,11 @@ def main() -> None:
     options.add_argument("--device", default="cuda:0")
     options.add_argument("--memory", type=int, default=0)
     options.add_argument("--policy", default="punctual")
-    given = options.parse_args()
+    arguments = options.parse_args()
     config = ServerConfig(
-        models=(given.folder,), device=given.device, precision="fp16", http_port=0, grpc_port=None,
-        cache=FOLDER / "cache", shared_memory=True, learn_s=300.0, device_memory_bytes=given.memory or None,
-        policy=given.policy,
+        models=(arguments.folder,), device=arguments.device, precision="fp16", http_port=0, grpc_port=None,
+        cache=FOLDER / "cache", shared_memory=True, learn_s=300.0, device_memory_bytes=arguments.memory or None,
+        policy=arguments.policy,
     )  # fmt: skip
 
     def started(server: Any) -> None:
@@ -261,18 +261,18 @@ def _graph(name: str) -> Any:
 def inputs_of(name: str, rows: int) -> dict[str, np.ndarray[Any, Any]]:
     """Made-up inputs."""
     rng, found = np.random.default_rng(0), {}
-    for each in _graph(name).input:
-        kind = each.type.tensor_type
+    for tensor in _graph(name).input:
+        kind = tensor.type.tensor_type
         sizes = [rows, *(size.dim_value or OCR_SIDE for size in kind.shape.dim[1:])]
         floats = kind.elem_type == 1
-        found[each.name] = rng.standard_normal(sizes, np.float32) if floats else rng.integers(0, 2, sizes)
+        found[tensor.name] = rng.standard_normal(sizes, np.float32) if floats else rng.integers(0, 2, sizes)
     return found
 
 
 def request_for(name: str, rows: int, wire: str) -> tuple[bytes, Any]:
     """A request as bytes, and the memory that it needs to stay; wire: ``http``, or where inputs lie."""
     arrays = inputs_of(name, rows)
-    tensors = b"".join(each.tobytes() for each in arrays.values())
+    tensors = b"".join(array.tobytes() for array in arrays.values())
     given_back = rows * 4 * OCR_SIDE**2 if name == OCR and wire != "http" else 0
     memory: Any = None if wire == "http" else _KINDS[wire](tensors + bytes(given_back))
 
@@ -283,10 +283,10 @@ def request_for(name: str, rows: int, wire: str) -> tuple[bytes, Any]:
         return where | {"shared_memory_offset": at}
 
     inputs, at = [], 0
-    for key, each in arrays.items():
-        kind = {"f": "FP32", "i": "INT64"}[each.dtype.kind]
-        inputs.append({"name": key, "shape": each.shape, "datatype": kind, "parameters": place(at, each.nbytes)})
-        at += each.nbytes
+    for key, array in arrays.items():
+        kind = {"f": "FP32", "i": "INT64"}[array.dtype.kind]
+        inputs.append({"name": key, "shape": array.shape, "datatype": kind, "parameters": place(at, array.nbytes)})
+        at += array.nbytes
     told: dict[str, Any] = {"inputs": inputs, "parameters": {"binary_data_output": True}}
     if given_back:
         told["outputs"] = [{"name": _graph(name).output[0].name, "parameters": place(at, given_back)}]
@@ -414,19 +414,19 @@ def clients(
 
     def ended() -> dict[str, Any]:
         try:
-            found = [told.get(timeout=max(0.0, until_s - time.monotonic())) for _ in asking]
+            results = [told.get(timeout=max(0.0, until_s - time.monotonic())) for _ in asking]
         except queue.Empty:
             raise RuntimeError(f"a client has not ended {ANSWER_S:g} s after its time") from None
         finally:
-            for each in asking:
-                each.terminate()
-                each.join()
-        times_ms = sorted(each * 1e3 for times, _ in found for each in times)
+            for client in asking:
+                client.terminate()
+                client.join()
+        times_ms = sorted(time_s * 1e3 for times, _ in results for time_s in times)
         if not times_ms:
             raise RuntimeError("no request was answered")
         return {
             "requests": len(times_ms),
-            "failed": sum(wrong for _, wrong in found),
+            "failed": sum(wrong for _, wrong in results),
             "per_s": len(times_ms) / seconds,
             "p50_ms": statistics.median(times_ms),
             "p99_ms": times_ms[int(0.99 * (len(times_ms) - 1))],

@@ -1,16 +1,16 @@
-"""Fine-tuned encoders as one body on a GPU, behind weft's server: answers, memory, times, and models that come and go.
+"""Fine-tuned encoders stitched into one body on a GPU, behind weft's server: answers, memory, times, loading.
 
-Encoders of 12 layers, 768 wide, with merged adapters of rank 16 (``weft models generate encoder``) are stitched with
-``tolerance = 1e-6`` and served in half precision by processes of their own; every client is another one.
+Encoders of 12 layers, width 768, with merged adapters of rank 16 (``weft models generate encoder``) are stitched with
+``tolerance = 1e-6`` and served in half precision. Servers and clients run in processes of their own.
 
-    python benchmarks/gpu_bodies.py --make         # the files: no GPU is needed, some minutes on few cores
+    python benchmarks/gpu_bodies.py --make         # writes the files: no GPU is needed, some minutes on few cores
     python benchmarks/gpu_bodies.py [--only answers]
     python benchmarks/gpu_bodies.py --architecture tiny-encoder --device cuda:twin --seconds 1 --results tiny.json
 
-Rows: ``answers``, how far answers to mixed requests are off those of each model's own file on the CPU; ``memory``, what
-the body holds of the device, and one of the models served by itself; ``together/TOKENS`` and ``in turn/TOKENS``,
-requests of all models at once, and one after another; ``alone/TOKENS``, the same of the one by itself; ``coming`` and
-``going``, a model added and one taken out while all others are asked.
+Rows: ``answers``: the difference of answers to mixed requests from those of each model's own file on the CPU;
+``memory``: device memory of the body, and of one of the models served by itself; ``together/TOKENS`` and ``in
+turn/TOKENS``: requests of all models at once, and one after another; ``alone/TOKENS``: requests of the model that is
+served by itself; ``coming`` and ``going``: a model is added or removed while all others get requests.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def make(architecture: str, folder: Path) -> None:
         for work, names in ((_written, [f"{architecture}-{task}" for task in range(TASKS + 1)]), (_stitched, BODIES)):
             keys = range(TASKS + 1) if work is _written else list(BODIES)
             missing = [key for key, name in zip(keys, names, strict=True) if not (folder / f"{name}.onnx").exists()]
-            for each in [pool.submit(work, architecture, folder, key) for key in missing]:  # type: ignore[arg-type]
-                each.result()
+            for future in [pool.submit(work, architecture, folder, key) for key in missing]:  # type: ignore[arg-type]
+                future.result()
             print(f"{work.__name__[1:]}: {len(missing)}", flush=True)
 
 
@@ -82,11 +82,11 @@ def sentence(length: int, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
 def request_for(name: str, length: int, seed: int = 0) -> bytes:
     arrays = sentence(length, seed)
     inputs = [
-        {"name": key, "shape": each.shape, "datatype": "INT64", "parameters": {"binary_data_size": each.nbytes}}
-        for key, each in arrays.items()
+        {"name": key, "shape": array.shape, "datatype": "INT64", "parameters": {"binary_data_size": array.nbytes}}
+        for key, array in arrays.items()
     ]
     text = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-    body = text + b"".join(each.tobytes() for each in arrays.values())
+    body = text + b"".join(array.tobytes() for array in arrays.values())
     head = (
         f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         f"Inference-Header-Content-Length: {len(text)}\r\n\r\n"
@@ -94,7 +94,7 @@ def request_for(name: str, length: int, seed: int = 0) -> bytes:
     return head.encode() + body
 
 
-def asked(port: int, path: str, method: str = "GET") -> Any:
+def request_json(port: int, path: str, method: str = "GET") -> Any:
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
     status, body = exchanged(connected(port), head.encode())
     if status != 200:
@@ -129,7 +129,7 @@ class Server(Running):
 
     @property
     def memory_bytes(self) -> int:
-        return sum(each["memory_bytes"] for each in asked(self.port, "/weft/state")["models"])
+        return sum(model["memory_bytes"] for model in request_json(self.port, "/weft/state")["models"])
 
     def close(self) -> None:
         super().close()
@@ -150,10 +150,10 @@ class Bench:
                  for at, name in enumerate(self.names[:TASKS])]  # fmt: skip
         with ThreadPoolExecutor(len(asked)) as pool:
             for _ in range(3):
-                found = list(pool.map(lambda each: exchanged(connected(server.port), request_for(*each)), asked))
-        assert all(status == 200 for status, _ in found), found[0]
+                results = list(pool.map(lambda each: exchanged(connected(server.port), request_for(*each)), asked))
+        assert all(status == 200 for status, _ in results), results[0]
         wanted = [own_answer(self._folder / f"{name}.onnx", sentence(length)) for name, length in asked]
-        got = [np.frombuffer(tensor_in(body), np.float32) for _, body in found]
+        got = [np.frombuffer(tensor_in(body), np.float32) for _, body in results]
         off = [float(np.abs(g - w[0]).max() / np.abs(w).max()) for g, w in zip(got, wanted, strict=True)]
         return {"requests": len(off), "largest_difference": max(off), "median_difference": float(np.median(off))}
 
@@ -166,7 +166,7 @@ class Bench:
     def _asking(self, server: Server, names: Sequence[str], length: int, seconds: float) -> list[dict[str, Any]]:
         """A client for each model."""
         waiting = [clients(1, server.port, request_for(name, length), seconds) for name in names]
-        return [each() for each in waiting]
+        return [finish() for finish in waiting]
 
     def in_turn(self, length: int, names: Sequence[str] | None = None) -> Callable[[Server], dict[str, Any]]:
         def run(server: Server) -> dict[str, Any]:
@@ -184,16 +184,16 @@ class Bench:
 
     def changed(self, server: Server, name: str, by: str) -> dict[str, Any]:
         """Others are asked while one comes or goes."""
-        others = [each for each in self.names[:TASKS] if each != self.names[2]]
+        others = [name for name in self.names[:TASKS] if name != self.names[2]]
         quiet = _summed(self._asking(server, others, 16, self._given.seconds), self._given.seconds)
         seconds = max(4.0, 4 * self._given.seconds)
-        waiting = [clients(1, server.port, request_for(each, 16), seconds) for each in others]
+        waiting = [clients(1, server.port, request_for(other, 16), seconds) for other in others]
         time.sleep(0.5)
         server.take(self._folder / f"{name}.onnx")
         began_s = time.perf_counter()
-        asked(server.port, f"/v2/repository/models/{by}/load", "POST")
+        request_json(server.port, f"/v2/repository/models/{by}/load", "POST")
         took_s = time.perf_counter() - began_s
-        busy = _summed([each() for each in waiting], seconds)
+        busy = _summed([finish() for finish in waiting], seconds)
         status, body = exchanged(connected(server.port), request_for(by, 24))
         wanted = own_answer(self._folder / f"{by}.onnx", sentence(24))
         off = float(np.abs(np.frombuffer(tensor_in(body), np.float32) - wanted[0]).max() / np.abs(wanted).max())
@@ -204,10 +204,10 @@ class Bench:
 
 def _summed(found: Sequence[dict[str, Any]], seconds: float) -> dict[str, Any]:
     return {
-        "requests": sum(each["requests"] for each in found), "failed": sum(each["failed"] for each in found),
-        "per_s": sum(each["requests"] for each in found) / seconds,
-        "p50_ms": float(np.median([each["p50_ms"] for each in found])),
-        "p99_ms": max(each["p99_ms"] for each in found),
+        "requests": sum(result["requests"] for result in found), "failed": sum(result["failed"] for result in found),
+        "per_s": sum(result["requests"] for result in found) / seconds,
+        "p50_ms": float(np.median([result["p50_ms"] for result in found])),
+        "p99_ms": max(result["p99_ms"] for result in found),
     }  # fmt: skip
 
 
@@ -221,8 +221,8 @@ def measure(given: argparse.Namespace) -> None:
         {
             "answers": bench.answers,
             "memory/body": lambda server: {"bytes": server.memory_bytes},
-            **{f"together/{each}": bench.together(each) for each in lengths},
-            **{f"in turn/{each}": bench.in_turn(each) for each in lengths},
+            **{f"together/{length}": bench.together(length) for length in lengths},
+            **{f"in turn/{length}": bench.in_turn(length) for length in lengths},
             "coming": lambda server: bench.changed(server, "coming", new),
             "going": lambda server: bench.changed(server, "going", kept),
         },
@@ -247,10 +247,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--only", default="")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    make(given.architecture, given.folder)
-    if not given.make:
-        measure(given)
+    arguments = parser.parse_args()
+    make(arguments.architecture, arguments.folder)
+    if not arguments.make:
+        measure(arguments)
 
 
 if __name__ == "__main__":

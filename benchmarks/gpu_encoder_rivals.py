@@ -1,6 +1,6 @@
-"""Encoders in plain torch, the ways that ``gpu_encoders.py`` sets a body beside; a LoRA server's kernels are Triton.
+"""Encoders in plain torch, the rivals of a stitched body in ``gpu_encoders.py``; kernels of a LoRA server in Triton.
 
-Every way is an ``Encoder``: the same steps, but for how it multiplies, normalises and answers.
+Each rival is an ``Encoder`` with the same steps; they differ in products, normalisations and outputs.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def merged(weights: BodyWeights, models: int) -> Merged:
 
 def whole_of(product: SharedProduct, model: int) -> torch.Tensor:
     """A model's weight [depth, width] in float32."""
-    found = product.weight.float()
+    result = product.weight.float()
     if product.down is None or product.up is None:
-        return found
+        return result
     ups = product.up[model].float().chunk(product.sections, dim=1)
-    return found + torch.cat([down.float().T @ up for down, up in zip(product.down[model], ups, strict=True)], dim=1)
+    return result + torch.cat([down.float().T @ up for down, up in zip(product.down[model], ups, strict=True)], dim=1)
 
 
 def _whole(product: SharedProduct, models: int) -> torch.Tensor:
@@ -85,7 +85,7 @@ class Alone(Encoder):
 
     def __init__(self, weights: BodyWeights, whole: Merged, model: int) -> None:
         super().__init__(weights)
-        self._whole = [{name: each[model % len(each)] for name, each in layer.items()} for layer in whole.layers]
+        self._whole = [{name: stack[model % len(stack)] for name, stack in layer.items()} for layer in whole.layers]
         self._heads = [(head.weight[model], head.bias[model]) for head in (weights.pooler, weights.classifier)]
 
     def product(self, x: torch.Tensor, number: int, name: str) -> torch.Tensor:
@@ -130,7 +130,7 @@ def _joint(product: SharedProduct) -> tuple[torch.Tensor, torch.Tensor]:
     assert product.down is not None and product.up is not None
     models, sections, *_ = product.down.shape
     ups = product.up.chunk(sections, dim=2)
-    up = torch.stack([torch.block_diag(*(each[model] for each in ups)) for model in range(models)])
+    up = torch.stack([torch.block_diag(*(weight[model] for weight in ups)) for model in range(models)])
     return product.down.flatten(1, 2).transpose(1, 2).contiguous(), up
 
 

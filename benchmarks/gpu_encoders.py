@@ -1,8 +1,8 @@
-"""Fine-tuned encoders as one body on a GPU, beside the other ways to run them: time, weights and difference of each.
+"""Fine-tuned encoders as one stitched body on a GPU, compared with other methods: time, weights and error of each.
 
-Models are a 12-layer encoder of width 768 with weights drawn at random, tuned by a part of rank 16 in every product, or
-by a head alone; one request of each model, in fp16. All ways of a configuration get the same tokens, are one CUDA graph
-each and take turns. Differences are to the models alone in float32. Rows are written as soon as they are known.
+Models are a 12-layer encoder of width 768 with random weights, fine-tuned by adapters of rank 16 in every product, or
+in the head alone; one request of each model, in fp16. All methods of a configuration get the same tokens, are one CUDA
+graph each and take turns. Errors are relative to the models run alone in float32. Rows are written at once.
 
     python benchmarks/gpu_encoders.py
     python benchmarks/gpu_encoders.py --tasks 4 32 --tokens 16 --resume
@@ -131,12 +131,12 @@ class Stock:
 
     def apart_bytes(self, models: int) -> int:
         """What so many models hold apart."""
-        rest = [each for layer in self.weights.layers for each in (*layer.attended[:2], *layer.done[:2])]
+        rest = [array for layer in self.weights.layers for array in (*layer.attended[:2], *layer.done[:2])]
         rest += [getattr(layer, name).bias for layer in self.weights.layers for name in NAMES]
         rest += [self.weights.words, self.weights.positions, *self.weights.embedded[:2]]
-        products = [each[0] for layer in self.whole.layers for each in layer.values()]
-        heads = [each[0] for head in (self.weights.pooler, self.weights.classifier) for each in head]
-        return models * sum(each.nbytes for each in (*rest, *products, *heads))
+        products = [weight[0] for layer in self.whole.layers for weight in layer.values()]
+        heads = [weight[0] for head in (self.weights.pooler, self.weights.classifier) for weight in head]
+        return models * sum(array.nbytes for array in (*rest, *products, *heads))
 
 
 def _first(product: SharedProduct, models: int) -> SharedProduct:
@@ -180,23 +180,23 @@ class Bench:
     def ways(self) -> Iterator[tuple[str, Callable[[], tuple[Any, int, Callable[[], Any]]]]]:
         """Each way: what runs it, the bytes of its weights, and what it shall answer."""
         apart, ranked = self.stock.apart_bytes(self.given.tasks), bool(TUNED[self.given.tuned])
-        yield BODY, lambda: (self.body(), self.weights.nbytes, lambda: self.wanted)
-        yield ONE, lambda: (self.alone(0), self.stock.apart_bytes(1), lambda: self.wanted_of_one)
+        yield BODY, lambda: (self.body(), self.weights.nbytes, lambda: self.expected)
+        yield ONE, lambda: (self.alone(0), self.stock.apart_bytes(1), lambda: self.expected_of_one)
         if ranked:
-            yield "plain parts", lambda: (PlainParts(self.weights), self.weights.nbytes, lambda: self.wanted)
-            yield "server's parts", lambda: (self.server(), self.weights.nbytes, lambda: self.wanted)
-            yield "batched", lambda: (Batched(*self.all_whole()), apart, lambda: self.wanted)
+            yield "plain parts", lambda: (PlainParts(self.weights), self.weights.nbytes, lambda: self.expected)
+            yield "server's parts", lambda: (self.server(), self.weights.nbytes, lambda: self.expected)
+            yield "batched", lambda: (Batched(*self.all_whole()), apart, lambda: self.expected)
         every = [self.alone(task) for task in range(self.given.tasks)]
 
         def in_turn(tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return tuple(each(mine)[0] for each, mine in zip(every, tokens.split(1), strict=True))
+            return tuple(encoder(mine)[0] for encoder, mine in zip(every, tokens.split(1), strict=True))
 
         def forked() -> Callable[..., tuple[torch.Tensor, ...]]:
             streams = Forked(every)  # type: ignore[arg-type]
             return lambda tokens: streams(*tokens.split(1))
 
-        yield "streams", lambda: (forked(), apart, lambda: self.wanted)
-        yield "one by one", lambda: (in_turn, apart, lambda: self.wanted)
+        yield "streams", lambda: (forked(), apart, lambda: self.expected)
+        yield "one by one", lambda: (in_turn, apart, lambda: self.expected)
 
     def body(self) -> Callable[..., tuple[torch.Tensor, ...]]:
         body = FusedBody(self.weights, self.stock.shapes)
@@ -208,14 +208,14 @@ class Bench:
         began_s = perf_counter()
         if self.settings.device != "cuda":
             return
-        found = tune_body(body, self.tables, self.settings.dtype)
+        result = tune_body(body, self.tables, self.settings.dtype)
         self.stock.shapes = dict(body.shapes)
         print(f"  tuned in {perf_counter() - began_s:.1f} s")
-        said = ", ".join(f"{early.value} {1e3 * each:.3f}" for early, each in found.bodies.items())
+        said = ", ".join(f"{early.value} {1e3 * body:.3f}" for early, body in result.bodies.items())
         print(f"    started early, ms: {said}")
-        for name, times in found.products.items():
+        for name, times in result.products.items():
             best = sorted(times.items(), key=lambda each: each[1])
-            said = ", ".join(f"{_short(shape)} {1e6 * each:.1f}" for shape, each in best[:5])
+            said = ", ".join(f"{_short(shape)} {1e6 * time_s:.1f}" for shape, time_s in best[:5])
             print(f"    {name:6} us: {said}", flush=True)
 
     def server(self) -> ServerParts:
@@ -231,15 +231,15 @@ class Bench:
     def all_whole(self) -> tuple[BodyWeights, Merged]:
         models = self.given.tasks
         return self.weights, Merged(
-            [{name: each[:models] for name, each in layer.items()} for layer in self.whole.layers]
+            [{name: stack[:models] for name, stack in layer.items()} for layer in self.whole.layers]
         )
 
     @cached_property
-    def wanted(self) -> list[torch.Tensor]:
+    def expected(self) -> list[torch.Tensor]:
         return [Reference(self.weights, task)(self.tokens[task : task + 1])[0] for task in range(self.given.tasks)]
 
     @cached_property
-    def wanted_of_one(self) -> list[torch.Tensor]:
+    def expected_of_one(self) -> list[torch.Tensor]:
         return list(Reference(self.weights, 0)(self.tokens))
 
 
@@ -256,15 +256,15 @@ def mixed_error(stock: Stock, settings: argparse.Namespace) -> float:
     requests = [TokenRequest((3 * number) % 4, length) for number, length in enumerate(MIXED)]
     packed: PackedRows = pack(requests, 16, rows=640)
     random = torch.Generator().manual_seed(2)
-    tokens = [torch.randint(0, WORDS, (each.length,), generator=random) for each in requests]
-    laid = torch.from_numpy(packed.laid([each.numpy() for each in tokens])).to(settings.device)
+    tokens = [torch.randint(0, WORDS, (request.length,), generator=random) for request in requests]
+    laid = torch.from_numpy(packed.laid([token.numpy() for token in tokens])).to(settings.device)
     tables = packed.tables(settings.device, room=16)
-    found = FusedBody(weights)(laid, tables, packed.longest)
+    result = FusedBody(weights)(laid, tables, packed.longest)
     wanted = [
-        Reference(weights, each.model)(mine[None].to(settings.device))[0]
-        for each, mine in zip(requests, tokens, strict=True)
+        Reference(weights, request.model)(mine[None].to(settings.device))[0]
+        for request, mine in zip(requests, tokens, strict=True)
     ]
-    return error(list(found[: len(wanted)]), wanted)
+    return error(list(result[: len(wanted)]), wanted)
 
 
 def attention_us(given: Configuration, device: str) -> dict[str, float]:

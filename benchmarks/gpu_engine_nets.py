@@ -1,4 +1,4 @@
-"""Networks for ``gpu_engines.py``: those of the zoo, modules of torch, and those of packages that are installed."""
+"""Networks for ``gpu_engines.py``: from the zoo, from torch modules, and from installed packages."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Engines of a server on a GPU: rows per second of the same models in ONNX Runtime and compiled, beside the bare graph.
+"""Engines of a server on a GPU: rows per second of the same models in ONNX Runtime and compiled, and of the bare graph.
 
-Every model is served twice by one server, in ONNX Runtime and compiled by torch's compiler while the server answers.
-Then clients ask both in turns, with one row over binary HTTP and with one row and the largest batch from shared memory
-of the system and of the GPU. `ready_s` is the time until the server can be asked, `compiled_s` the time after that
-until the compiled model runs. The bare graph is the same packages replayed without a server, after the server's end.
+One server serves every model twice: in ONNX Runtime, and compiled by torch's compiler while the server answers. Clients
+then send requests to both in turns, with one row over binary HTTP, and with one row and the largest batch in shared
+memory of the system and of the GPU. `ready_s`: time until the server is ready; `compiled_s`: further time until the
+compiled model runs. The bare graph is the same packages replayed without a server, after the server's end.
 
     python benchmarks/gpu_engine_serving.py [--only PART-OF-A-NAME] [--seconds 2] [--results FILE] [--keep]
 
@@ -87,18 +87,18 @@ class Compiling(Served):
         self.compiled_s: dict[str, float] = {}
         ready = time.perf_counter()
         while len(self.compiled_s) < len(networks) and time.perf_counter() - ready < wait_s:
-            found = engines_in(self.metrics())
+            result = engines_in(self.metrics())
             for network in networks:
-                if found.get(model_name(network, "compiled")) == "compiled":
+                if result.get(model_name(network, "compiled")) == "compiled":
                     self.compiled_s.setdefault(network, time.perf_counter() - ready)
             time.sleep(0.5)
         index = exchanged(connected(self.port), INDEX)[1].decode()
         print("compiled after", self.compiled_s, index, file=sys.stderr, flush=True)
 
 
-def asked(server: Compiling, network: str, wire: str, rows: int, seconds: float) -> dict[str, Any]:
+def served_rates(server: Compiling, network: str, wire: str, rows: int, seconds: float) -> dict[str, Any]:
     """Rows per second of both engines, in two turns; the better turn and number of clients of each counts."""
-    found: dict[str, Any] = {"ready_s": round(server.ready_s, 1), "compiled_s": server.compiled_s.get(network)}
+    results: dict[str, Any] = {"ready_s": round(server.ready_s, 1), "compiled_s": server.compiled_s.get(network)}
     for turn in range(2):
         for engine in ENGINES:
             name = model_name(network, engine)
@@ -108,10 +108,10 @@ def asked(server: Compiling, network: str, wire: str, rows: int, seconds: float)
                     result = clients(count, server.port, request, seconds)()
                     result |= {"clients": count, "rows_per_s": result["per_s"] * rows}
                     if count == 1:
-                        found[f"{engine} alone p50_ms"] = result["p50_ms"]
-                    elif turn == 0 or result["rows_per_s"] > found[engine]["rows_per_s"]:
-                        found[engine] = max(found.get(engine, result), result, key=lambda each: each["rows_per_s"])
-    return found
+                        results[f"{engine} alone p50_ms"] = result["p50_ms"]
+                    elif turn == 0 or result["rows_per_s"] > results[engine]["rows_per_s"]:
+                        results[engine] = max(results.get(engine, result), result, key=lambda each: each["rows_per_s"])
+    return results
 
 
 def bare(networks: list[str], on: str, seconds: float) -> dict[str, dict[str, Any]]:
@@ -127,7 +127,7 @@ def bare(networks: list[str], on: str, seconds: float) -> dict[str, dict[str, An
     from weft.runtime.cuda.preparing import prepare_on
     from weft.runtime.cuda.requirements import gpu_called
 
-    device, found = device_named(on), dict[str, dict[str, Any]]()
+    device, results = device_named(on), dict[str, dict[str, Any]]()
     for network in networks:
         path, folder = network_file(network), FOLDER / "bare"
         options = LoadOptions(
@@ -144,7 +144,7 @@ def bare(networks: list[str], on: str, seconds: float) -> dict[str, dict[str, An
         model: Any = prepare_on(device, path, replace(options, packages=str(packages)), folder, learn=False)
         opened_s = time.perf_counter() - began_s
         for rows in (1, largest(network)):
-            found[f"{network}/{rows}"] = {
+            results[f"{network}/{rows}"] = {
                 **_replayed(device, model, rows, seconds),
                 "opened_s": opened_s,
                 "memory_mib": model.residency.memory_bytes >> 20,
@@ -152,7 +152,7 @@ def bare(networks: list[str], on: str, seconds: float) -> dict[str, dict[str, An
                 "remark": model.remarks[-1],
             }
         model.close()
-    return found
+    return results
 
 
 def main() -> None:
@@ -165,26 +165,26 @@ def main() -> None:
     options.add_argument("--wait-s", type=float, default=360.0, help="for all models to be compiled")
     options.add_argument("--keep", action="store_true", help="use what an earlier run has compiled")
     options.add_argument("--bare", action="store_true", help="only the bare graphs, as JSON")
-    given = options.parse_args()
+    arguments = options.parse_args()
     end_when_told()
-    networks = given.networks.split(",")
+    networks = arguments.networks.split(",")
     FOLDER.mkdir(exist_ok=True)
-    if given.bare:
-        print(json.dumps(bare(networks, given.device, given.seconds)))
+    if arguments.bare:
+        print(json.dumps(bare(networks, arguments.device, arguments.seconds)))
         return
-    if not given.keep:
+    if not arguments.keep:
         shutil.rmtree(FOLDER / "cache", ignore_errors=True)
-    rows = Rows(given.results, given.only, given.device)
+    rows = Rows(arguments.results, arguments.only, arguments.device)
     wanted = {
         f"served/{network}/{wire}/{count}": partial(
-            asked, network=network, wire=wire, rows=count, seconds=given.seconds
+            served_rates, network=network, wire=wire, rows=count, seconds=arguments.seconds
         )
         for network in networks
         for wire, counts in (("http", (1,)), ("memory", (largest(network),)), ("cuda", (1, largest(network))))
         for count in counts
     }
-    rows.measure_on(lambda: Compiling(networks, given.device, given.wait_s), wanted)
-    command = [sys.executable, __file__, "--bare", "--device", given.device, "--networks", given.networks]
+    rows.measure_on(lambda: Compiling(networks, arguments.device, arguments.wait_s), wanted)
+    command = [sys.executable, __file__, "--bare", "--device", arguments.device, "--networks", arguments.networks]
     graphs = cache(
         lambda: json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=BARE_S).stdout)
     )

@@ -1,17 +1,16 @@
-"""Engines for the same ONNX files on one GPU: rows per second of each, all of a row in one run.
+"""Engines for the same ONNX files on one GPU: rows per second of each engine, all rows of a batch in one run.
 
-`onnxruntime` is its CUDA provider in a CUDA graph, as weft serves it; `eager` and `compiled` are the file as a module
-of torch, with and without `torch.compile`; `package` is what weft's compiler process leaves (AOTInductor), loaded
+`onnxruntime` is its CUDA provider in a CUDA graph, as weft serves it; `eager` and `compiled` are the file as a torch
+module, without and with `torch.compile`; `package` is the output of weft's compiler process (AOTInductor), loaded
 again; `module eager` and `module compiled` are the module that the file was exported from. All are captured, and run in
 turns for about ten seconds; `error` is the largest difference from ONNX Runtime in float32 on the CPU, relative to the
-largest output. Needs one NVIDIA GPU, torch, triton and gcc; `onnxruntime` needs onnxruntime-gpu, and is left out
-without it.
+largest output. Needs one NVIDIA GPU, torch, triton and gcc; without onnxruntime-gpu, `onnxruntime` is left out.
 
     PYTHONPATH=src python benchmarks/gpu_engines.py [--only REGEX] [--rivals REGEX] [--most-s 500] [--results FILE]
 
-Packages are compiled first, several at a time (`--jobs`); `--folder` keeps them for the next start. Every row is kept
-in the results as soon as it is measured, and not measured again when this is started once more.
-`--device cuda:twin --only tiny` tries the logic on a processor.
+Packages are compiled first, several at a time (`--jobs`); `--folder` keeps them for the next start. Each row is written
+to the results as soon as it is measured, and is not measured again by a later run.
+`--device cuda:twin --only tiny` tries the logic on a CPU.
 """
 
 from __future__ import annotations
@@ -175,8 +174,8 @@ class Row:
 
     def measured(self, folder: Path, compiler: str, rivals: str, row_s: float) -> dict[str, Any]:
         """rivals: a regular expression of those that are measured."""
-        wanted = self._wanted()
-        ready, found = dict[str, Rival](), dict[str, Any]()
+        wanted = self._expected()
+        ready, results = dict[str, Rival](), dict[str, Any]()
         for name, prepare in self.rivals(folder, compiler):
             if not re.search(rivals, name):
                 continue
@@ -186,21 +185,21 @@ class Row:
                 ready[name] = Rival(self.device, run, time.perf_counter() - began_s)
                 outputs = ready[name].outputs()
                 error = difference(wanted, dict(zip(wanted, outputs, strict=True)))
-                found[name] = {"error": float(f"{error:.2g}"), "prepared_s": round(ready[name].prepared_s, 1)}
+                results[name] = {"error": float(f"{error:.2g}"), "prepared_s": round(ready[name].prepared_s, 1)}
             except Exception as error:  # compilers raise whatever they meet
-                found[name] = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
+                results[name] = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
                 ready.pop(name, None)
-            print(f"    {name}: {found[name]}", flush=True)
+            print(f"    {name}: {results[name]}", flush=True)
         seconds = row_s / TURNS / max(1, len(ready))
         rates: dict[str, list[float]] = {name: [] for name in ready}
         for _ in range(TURNS):
             for name, rival in ready.items():
                 rates[name].append(rival.rate(self.rows, seconds))
         for name, taken in rates.items():
-            found[name] |= {"rows_per_s": round(median(taken), 1), "spread": round(max(taken) / min(taken), 3)}
-        return found
+            results[name] |= {"rows_per_s": round(median(taken), 1), "spread": round(max(taken) / min(taken), 3)}
+        return results
 
-    def _wanted(self) -> Mapping[str, Any]:
+    def _expected(self) -> Mapping[str, Any]:
         session = ort.InferenceSession(str(self.network.path), providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
         return dict(zip(names, session.run(names, self.feed), strict=True))
@@ -233,11 +232,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=4, help="packages that are compiled at a time")
     parser.add_argument("--folder", type=Path, help="keeps networks and packages")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = asked.folder or Path(scratch)
+        folder = arguments.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        run(asked, folder)
+        run(arguments, folder)
 
 
 def run(asked: argparse.Namespace, folder: Path) -> None:

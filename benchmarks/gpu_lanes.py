@@ -1,8 +1,8 @@
-"""Models of torch in segments on the shares of a GPU, as an executor for weft's engine: no server, no other process.
+"""Torch models in segments on shares of a GPU, as an executor for weft's engine: no server, no other process.
 
-The engine runs on one thread, which starts captured segments on the streams of lanes and looks for their ends. A
-segment is captured once on the whole GPU, once with high priority and once on each part. What it leaves lies in memory
-that all of them share, so that a model can go on elsewhere.
+The engine runs on one thread, which starts captured segments on the streams of lanes and polls for their ends. A
+segment is captured once for the whole GPU, once with high priority and once for each partition. Its outputs are in
+memory that all captures share, so that a model can continue on another lane.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Ends:
 
     def mark(self) -> Any:
         """The end of all that was started."""
-        event = self._free.pop() if self._free else self._made()
-        asked(self._driver.cuEventRecord(event, self.stream))
+        event = self._free.pop() if self._free else self._create_event()
+        checked(self._driver.cuEventRecord(event, self.stream))
         return event
 
     def passed(self, event: Any) -> bool:
@@ -57,22 +57,22 @@ class Ends:
         answer = self._driver.cuEventQuery(event)
         if answer[0] == self._not_yet:
             return False
-        asked(answer)
+        checked(answer)
         self._free.append(event)
         return True
 
-    def _made(self) -> Any:
+    def _create_event(self) -> Any:
         driver = self._driver
         if self._part:
-            (own,) = asked(driver.cuCtxFromGreenCtx(self._part.context))
-            asked(driver.cuCtxPushCurrent(own))
-        (event,) = asked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+            (own,) = checked(driver.cuCtxFromGreenCtx(self._part.context))
+            checked(driver.cuCtxPushCurrent(own))
+        (event,) = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         if self._part:
-            asked(driver.cuCtxPopCurrent())
+            checked(driver.cuCtxPopCurrent())
         return event
 
 
-def asked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+def checked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
     """What the driver says besides that all went well."""
     result, *found = answer
     if int(result):
@@ -86,7 +86,7 @@ class TorchGpu:
     def __init__(self) -> None:
         torch.zeros(1, device="cuda")
         sms = torch.cuda.get_device_properties(0).multi_processor_count
-        both = [cut(0, each) for each in CUT_OFF]
+        both = [cut(0, length) for length in CUT_OFF]
         self.parts = [part for small, large in both for part in (large, small)]
         self.cuts = GpuCuts(sms=sms, cuts=tuple((large.sms, small.sms) for small, large in both), streams=STREAMS)
         low = [torch.cuda.Stream(priority=0) for _ in range(STREAMS)]
@@ -127,11 +127,11 @@ class Segments:
             module = module.to(memory_format=torch.channels_last)
             given = given.contiguous(memory_format=torch.channels_last)
         self._pool, self.kernels = torch.cuda.graph_pool_handle(), 0
-        self._parts = self._divided([half for each in module for half in halves(each)], given, segment_ms)
+        self._parts = self._divided([half for segment in module for half in halves(segment)], given, segment_ms)
         self._memory = self._laid_out(given)
-        self._graphs = {each: self._captured(gpu.capturing(each)) for each in range(HIGH, len(gpu.parts) + 1)}
+        self._graphs = {index: self._captured(gpu.capturing(index)) for index in range(HIGH, len(gpu.parts) + 1)}
         self._launch = bindings().cuGraphLaunch
-        self._runnable = {each: [runnable(graph) for graph in graphs] for each, graphs in self._graphs.items()}
+        self._runnable = {variant: [runnable(graph) for graph in graphs] for variant, graphs in self._graphs.items()}
         self.times_s, self.speeds = self._measured(gpu)
 
     @property
@@ -140,7 +140,7 @@ class Segments:
 
     def replay(self, variant: int, segment: int, stream: Any) -> None:
         """Start a segment; torch's own call wants the stream to be the current one, which takes longer."""
-        asked(self._launch(self._runnable[variant][segment], stream))
+        checked(self._launch(self._runnable[variant][segment], stream))
 
     def _divided(self, layers: Sequence[Any], given: Any, segment_ms: float) -> list[Any]:
         """Layers in groups that take about as long, by what each of them takes in a graph."""
@@ -166,14 +166,14 @@ class Segments:
 
     def _laid_out(self, given: Any) -> list[Any]:
         """What every segment begins with."""
-        found = [given]
+        results = [given]
         with torch.inference_mode():
             for part in self._parts[:-1]:
-                found.append(torch.empty_like(through(part, found[-1])))
-        return found
+                results.append(torch.empty_like(through(part, results[-1])))
+        return results
 
     def _captured(self, stream: Any) -> list[Any]:
-        found = []
+        results = []
         with torch.inference_mode(), torch.cuda.stream(stream):
             for at, part in enumerate(self._parts):
 
@@ -192,23 +192,23 @@ class Segments:
                     graph.capture_end()
                 self.kernels += nodes(graph.raw_cuda_graph())
                 graph.instantiate()
-                found.append(graph)
-        return found
+                results.append(graph)
+        return results
 
     def _measured(self, gpu: TorchGpu) -> tuple[tuple[float, ...], dict[int, float]]:
         """Seconds of every segment alone on the whole GPU, and the speed of all of them on each part."""
         self.kernels //= len(self._graphs)
-        whole = [timed(each.replay, gpu.stream(0)) for each in self._graphs[0]]
+        whole = [timed(graph.replay, gpu.stream(0)) for graph in self._graphs[0]]
         all_s = self._through(0, gpu.stream(0))
         speeds = {gpu.cuts.sms: 1.0}
         for part, sms in enumerate(gpu.cuts.parts, 1):
             speeds[sms] = min(1.5, all_s / self._through(part, gpu.stream(gpu.cuts.lane_of(part))))
-        return tuple(each * all_s / sum(whole) for each in whole), speeds
+        return tuple(time_s * all_s / sum(whole) for time_s in whole), speeds
 
     def _through(self, variant: int, stream: Any) -> float:
         def run() -> None:
-            for each in self._graphs[variant]:
-                each.replay()
+            for graph in self._graphs[variant]:
+                graph.replay()
 
         return timed(run, stream)
 
@@ -216,7 +216,7 @@ class Segments:
 def runnable(graph: Any) -> Any:
     """A captured graph as the driver starts it."""
     driver = bindings()
-    return asked(driver.cuGraphInstantiate(driver.CUgraph(graph.raw_cuda_graph()), 0))[0]
+    return checked(driver.cuGraphInstantiate(driver.CUgraph(graph.raw_cuda_graph()), 0))[0]
 
 
 def halves(layer: Any) -> list[Callable[[Any], Any]]:
@@ -225,14 +225,14 @@ def halves(layer: Any) -> list[Callable[[Any], Any]]:
 
 
 def through(parts: Sequence[Callable[[Any], Any]], x: Any) -> Any:
-    for each in parts:
-        x = each(x)
+    for part in parts:
+        x = part(x)
     return x
 
 
 def timed(run: Callable[[], None], stream: Any, least_s: float = 0.01) -> float:
     """Seconds of one run among many, one after another; the least of some tries."""
-    found = []
+    results = []
     with torch.cuda.stream(stream):
         run()
         stream.synchronize()
@@ -245,19 +245,19 @@ def timed(run: Callable[[], None], stream: Any, least_s: float = 0.01) -> float:
             for _ in range(count):
                 run()
             stream.synchronize()
-            found.append((time.perf_counter() - began_s) / count)
-    return min(found)
+            results.append((time.perf_counter() - began_s) / count)
+    return min(results)
 
 
 def measured_host(gpu: TorchGpu, models: Sequence[Segments]) -> Host:
     """The GPU with these models as a device, to simulate as well."""
     known, found = read_pairs(), {}
-    for each in models:
-        total_s = sum(each.times_s)
-        memory = min(1.0, known.models[each.name.rstrip("*")].gb / total_s / known.gb_per_s)
-        like = GpuLikeness(speeds=each.speeds, kernel_us=total_s * 1e6 / max(1, each.kernels), memory=memory)
-        names = tuple(f"part {at}" for at in range(each.count))
-        found[each.name] = HostModel(segments=names, times_s={1: each.times_s}, like={1: like})
+    for model in models:
+        total_s = sum(model.times_s)
+        memory = min(1.0, known.models[model.name.rstrip("*")].gb / total_s / known.gb_per_s)
+        like = GpuLikeness(speeds=model.speeds, kernel_us=total_s * 1e6 / max(1, model.kernels), memory=memory)
+        names = tuple(f"part {at}" for at in range(model.count))
+        found[model.name] = HostModel(segments=names, times_s={1: model.times_s}, like={1: like})
     source = f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
     lanes: dict[str, Any] = {"lanes": 1, "ahead": DEVICE_AHEAD, "hand_over_s": (HAND_OVER_S,)}
     return Host(name="cuda:0", source=source, cores=2, gpu=gpu.cuts, models=found, **lanes)
@@ -359,9 +359,9 @@ class GpuLanes:
         if self._sharing:
             now = self.now()
             running = [
-                LaneRun(each.index, each.task.candidate.program, each.task.began, now)
-                for each in self.lanes.lanes
-                if each.task and each.task.began is not None
+                LaneRun(lane.index, lane.task.candidate.program, lane.task.began, now)
+                for lane in self.lanes.lanes
+                if lane.task and lane.task.began is not None
             ]
             ran = LaneRun(lane, candidate.program, times.compute_start, times.compute_end)
             self._unlearned.append((ran, candidate.compute, running))
@@ -372,21 +372,21 @@ class GpuLanes:
             self._sharing.observe(*self._unlearned.popleft())
 
     def completions(self) -> list[Completion]:
-        for each in self._polled:
-            each.look()
+        for run in self._polled:
+            run.look()
         return self.lanes.completions()
 
     def idle_until(self, tick: int) -> None:
         """Until then or the next end; not at all where something has come meanwhile."""
         self._learn()
         began = self.now()
-        while self.now() < tick and not any([each.look() for each in self._polled]):
+        while self.now() < tick and not any([run.look() for run in self._polled]):
             pass
         self.waited_ns += self.now() - began
 
     def drain(self) -> None:
         """Wait for what is still under way."""
-        while any(each.busy for each in self._polled):
+        while any(run.busy for run in self._polled):
             self.completions()
 
     def ready(self) -> DeviceClocks | None:

@@ -1,13 +1,13 @@
-"""What two models do to each other on one GPU: alone, on shares of it, on streams, with priority, and beside probes.
+"""Contention between two models on one GPU: alone, on shares of it, on streams, with priority, and beside probes.
 
-Needs one NVIDIA GPU that can be cut and torch; no server runs. Every row is kept in the results as soon as it is
-measured, and not measured again when this is started once more:
+Needs one NVIDIA GPU that can be partitioned and torch; no server runs. Each row is written to the results as soon as it
+is measured, and is not measured again by a later run:
 
     PYTHONPATH=src python benchmarks/gpu_pairs.py [--only PART-OF-A-NAME] [--most-s 55] [--results FILE]
 
-Rows: `alone/MODEL` milliseconds on the whole GPU and speeds against that on each share, how many kernels it has, what
-it draws, and its speed and that of a probe (a copy of device memory) on the two sides of 84+48; `pair/A/B` and
-`triple/A/B/C` the speeds of all that run, by how they share. A speed is the rate over the rate alone on the whole GPU.
+Rows: `alone/MODEL`: milliseconds on the whole GPU, relative speed on each share, number of kernels, power draw, and
+the speeds of the model and of a probe (a copy of device memory) on the two partitions of 84+48; `pair/A/B` and
+`triple/A/B/C`: the speeds of all models, by how they share the GPU. A speed is relative to the model alone on the GPU.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class Model:
         if len(shape) == 3:
             self._module = self._module.to(memory_format=torch.channels_last)
             self._input = self._input.contiguous(memory_format=torch.channels_last)
-        self.weights = sum(each.numel() * each.element_size() for each in self._module.state_dict().values())
+        self.weights = sum(tensor.numel() * tensor.element_size() for tensor in self._module.state_dict().values())
         self._pool, self._graphs = torch.cuda.graph_pool_handle(), {}
         self.kernels, self.alone_s = 0, 0.0
 
@@ -273,9 +273,9 @@ def gpu() -> Gpu:
 
 def rates(running: Sequence[tuple[Any, Any]], window_s: float = WINDOW_S) -> list[float]:
     """How often a second each of the models runs on its stream while all of them do."""
-    runs = [each.on(stream) for each, stream in running]
+    runs = [model.on(stream) for model, stream in running]
     torch.cuda.synchronize()
-    longest = max((each.alone_s for each, _ in running), default=0.0)
+    longest = max((model.alone_s for model, _ in running), default=0.0)
     until_s = max(window_s, LEAST_RUNS * longest)
     ends: list[list[float]] = [[] for _ in running]
     stop = threading.Event()
@@ -303,16 +303,16 @@ def rates(running: Sequence[tuple[Any, Any]], window_s: float = WINDOW_S) -> lis
     time.sleep(until_s * 1.25)
     rates.draws = gpu().draws()  # type: ignore[attr-defined]
     stop.set()
-    for each in threads:
-        each.join()
-    first = max(each[0] for each in ends) + 0.1 * until_s
-    last = min(each[-1] for each in ends)
-    return [rate(each, first, last) for each in ends]
+    for thread in threads:
+        thread.join()
+    first = max(end[0] for end in ends) + 0.1 * until_s
+    last = min(end[-1] for end in ends)
+    return [rate(end, first, last) for end in ends]
 
 
 def rate(ends: Sequence[float], first: float, last: float) -> float:
     """Runs a second between two times: whole runs between the first and the last end within."""
-    within = [each for each in ends if first <= each <= last]
+    within = [end for end in ends if first <= end <= last]
     if len(within) < 2:
         within = list(ends)
     return (len(within) - 1) / (within[-1] - within[0]) if len(within) > 1 else 0.0
@@ -326,9 +326,9 @@ def alone(name: str, on: str = "whole") -> float:
 @cache
 def usual(name: str) -> float:
     """Its rate alone on the whole GPU, the better of two."""
-    found = max(alone(name) for _ in range(2))
-    model(name).alone_s = 1 / found
-    return found
+    result = max(alone(name) for _ in range(2))
+    model(name).alone_s = 1 / result
+    return result
 
 
 @cache
@@ -343,19 +343,19 @@ def alone_row(name: str) -> dict[str, Any]:
     watts, clock = rates.draws  # type: ignore[attr-defined]
     large, small = gpu().cuts[0]
     speeds = {on: round(alone(name, on) / full, 4) for pair in gpu().cuts for on in pair}
-    found = {"ms": round(1e3 / full, 4), "kernels": model(name).kernels, "weights": model(name).weights}
-    found |= {"watts": watts, "mhz": clock, "speeds": speeds}
+    results = {"ms": round(1e3 / full, 4), "kernels": model(name).kernels, "weights": model(name).weights}
+    results |= {"watts": watts, "mhz": clock, "speeds": speeds}
     for own, other in ((large, small), (small, large)):
         probe = copies(other)
         mine, its = rates([(model(name), gpu().places[own][0]), (model("copy"), gpu().places[other][0])])
-        found[f"on {own} beside copy"] = {"speed": round(mine / full, 4), "copy": round(its / probe, 4)}
-        found[f"copy gb_s on {other}"] = round(probe * 4 * 2 * COPIED / 1e9, 1)
-    return found
+        results[f"on {own} beside copy"] = {"speed": round(mine / full, 4), "copy": round(its / probe, 4)}
+        results[f"copy gb_s on {other}"] = round(probe * 4 * 2 * COPIED / 1e9, 1)
+    return results
 
 
 def together(names: Sequence[str], places: Sequence[Any]) -> list[float]:
-    found = rates([(model(each), place) for each, place in zip(names, places, strict=True)])
-    return [round(one / usual(each), 4) for one, each in zip(found, names, strict=True)]
+    result = rates([(model(name), place) for name, place in zip(names, places, strict=True)])
+    return [round(one / usual(name), 4) for one, name in zip(result, names, strict=True)]
 
 
 def pair_row(a: str, b: str) -> dict[str, Any]:
@@ -375,21 +375,21 @@ def pair_row(a: str, b: str) -> dict[str, Any]:
 def triple_row(*names: str) -> dict[str, Any]:
     """All on streams; and one on one side, two on streams of the other."""
     places = gpu().places
-    found = {"streams": together(names, places["whole"])}
+    results = {"streams": together(names, places["whole"])}
     for large, small in gpu().cuts:
         for own in names:
-            others = [each for each in names if each != own]
+            others = [name for name in names if name != own]
             second = places[f"{large}high"][0]
             speeds = together((own, *others), (places[small][0], places[large][0], second))
-            found[f"{own} on {small}, others on {large} (last high)"] = speeds
-    return found
+            results[f"{own} on {small}, others on {large} (last high)"] = speeds
+    return results
 
 
 def rows() -> dict[str, Callable[[], dict[str, Any]]]:
     names = dict.fromkeys(name for pair in PAIRS for name in pair if not name.endswith("*"))
-    found: dict[str, Callable[[], dict[str, Any]]] = {f"alone/{name}": partial(alone_row, name) for name in names}
-    found |= {f"pair/{a}/{b}": partial(pair_row, a, b) for a, b in PAIRS}
-    return found | {f"triple/{'/'.join(names)}": partial(triple_row, *names) for names in TRIPLES}
+    results: dict[str, Callable[[], dict[str, Any]]] = {f"alone/{name}": partial(alone_row, name) for name in names}
+    results |= {f"pair/{a}/{b}": partial(pair_row, a, b) for a, b in PAIRS}
+    return results | {f"triple/{'/'.join(names)}": partial(triple_row, *names) for names in TRIPLES}
 
 
 def main() -> None:
@@ -397,18 +397,18 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--most-s", type=float, default=1e9)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     began_s = time.monotonic()
-    done = json.loads(asked.results.read_text()) if asked.results.is_file() else {}
+    done = json.loads(arguments.results.read_text()) if arguments.results.is_file() else {}
     try:
         gpu()
     except NoPartitions as error:
         sys.exit(f"this GPU cannot be cut: {error}")
     done["machine"] = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "cuda": torch.version.cuda}
     for name, measure in rows().items():
-        if name in done or asked.only not in name:
+        if name in done or arguments.only not in name:
             continue
-        if time.monotonic() - began_s > asked.most_s:
+        if time.monotonic() - began_s > arguments.most_s:
             print("time is up; start it again for the rest")
             return
         try:
@@ -417,8 +417,8 @@ def main() -> None:
             print(name, "failed:", error, flush=True)
             continue
         print(f"{time.monotonic() - began_s:6.1f} s", name, json.dumps(done[name]), flush=True)
-        asked.results.parent.mkdir(exist_ok=True)
-        asked.results.write_text(json.dumps(done, indent=1) + "\n")
+        arguments.results.parent.mkdir(exist_ok=True)
+        arguments.results.write_text(json.dumps(done, indent=1) + "\n")
 
 
 if __name__ == "__main__":

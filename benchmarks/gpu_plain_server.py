@@ -1,16 +1,16 @@
-"""weft on a GPU beside a plain server: requests per second, and how many more at the same 99th percentile.
+"""weft on a GPU compared with a plain server: requests per second, and the gain at the same 99th percentile.
 
-Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md), and starlette and uvicorn with what those need; uvicorn
-uses the httptools and the uvloop that weft brings. Every row is kept in the results as soon as it is measured, and not
-measured again when this is started once more:
+Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md), and starlette and uvicorn with their requirements;
+uvicorn uses the httptools and uvloop that weft installs. Each row is written to the results as soon as it is measured,
+and is not measured again by a later run:
 
     python benchmarks/gpu_plain_server.py [--only PART-OF-A-NAME] [--seconds 3] [--results FILE] [--device cuda:0]
 
-Both compute the same networks, ResNet50 and BERT-base of 128 tokens in fp16, in batches of up to 32 rows, and are asked
-for one row at a time over binary HTTP by clients in processes of their own, each as soon as it has its answer. Rows are
-`MODEL/SERVER/CONNECTIONS`; the servers are all there and take turns. `plain` is one session of ONNX Runtime behind
-Starlette, `tuned` is the same with a session for each size (peers/plain_onnx.py). For each of their points the ratio
-says what weft answers, straight between its own points, without a larger p99.
+Both compute the same networks, ResNet50 and BERT-base of 128 tokens in fp16, in batches of up to 32 rows. Clients in
+processes of their own send one row at a time over binary HTTP, in a closed loop. Rows are `MODEL/SERVER/CONNECTIONS`;
+all servers run at the same time and take turns. `plain` is one session of ONNX Runtime behind Starlette, `tuned` the
+same with a session for each size (peers/plain_onnx.py). For each point of these two, the ratio is weft's throughput at
+a p99 that is no larger, interpolated between weft's own points.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Point(NamedTuple):
 
 def rate_within(points: Sequence[Point], p99_ms: float) -> float:
     """The largest rate whose 99th percentile is no larger, straight between the points; 0 where there is none."""
-    best = max((each.per_s for each in points if each.p99_ms <= p99_ms), default=0.0)
+    best = max((point.per_s for point in points if point.p99_ms <= p99_ms), default=0.0)
     for pair in pairwise(points):
         low, high = sorted(pair, key=lambda each: each.p99_ms)
         if low.p99_ms <= p99_ms < high.p99_ms:
@@ -74,11 +74,11 @@ def rate_within(points: Sequence[Point], p99_ms: float) -> float:
 
 def compared(ours: Sequence[Point], theirs: Sequence[Point]) -> list[dict[str, float]]:
     """Each point of a server, and what weft answers per second at its 99th percentile."""
-    found = []
-    for each in theirs:
-        rate = rate_within(ours, each.p99_ms)
-        found.append({**each._asdict(), "weft_per_s": rate, "ratio": rate / each.per_s})
-    return found
+    results = []
+    for point in theirs:
+        rate = rate_within(ours, point.p99_ms)
+        results.append({**point._asdict(), "weft_per_s": rate, "ratio": rate / point.per_s})
+    return results
 
 
 # Servers
@@ -129,18 +129,18 @@ def main() -> None:
     options.add_argument("--servers", default=f"{WEFT},{PLAIN},{TUNED}")
     options.add_argument("--connections", default="1,4,16,64")
     options.add_argument("--rows", type=int, default=32, help="of the largest batch")
-    given = options.parse_args()
+    arguments = options.parse_args()
     end_when_told()
     FOLDER.mkdir(exist_ok=True)
-    rows = Rows(given.results, given.only, given.device)
-    counts = [int(each) for each in given.connections.split(",")]
+    rows = Rows(arguments.results, arguments.only, arguments.device)
+    counts = [int(part) for part in arguments.connections.split(",")]
     keys = {
         f"{name}/{kind}/{count}": (name, kind, count)
         for name in MODELS
         for count in counts
-        for kind in given.servers.split(",")
+        for kind in arguments.servers.split(",")
     }
-    measure(rows, {key: each for key, each in keys.items() if rows.wanted(key)}, given)
+    measure(rows, {key: point for key, point in keys.items() if rows.is_missing(key)}, arguments)
     report(rows)
 
 
@@ -177,9 +177,9 @@ def report(rows: Rows) -> None:
     rows.kept["ratios"] = ratios
     rows.write()
     cells = [
-        (key, *(f"{each[column]:.{digits}f}" for column, digits in COLUMNS.items()))
+        (key, *(f"{result[column]:.{digits}f}" for column, digits in COLUMNS.items()))
         for key, found in ratios.items()
-        for each in found
+        for result in found
     ]
     show_table(f"at the same p99; aimed at is a ratio of {AIM}", ("server", *COLUMNS), cells)
 

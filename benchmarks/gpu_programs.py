@@ -1,10 +1,10 @@
-"""What a program of torch costs as weft runs it on a GPU, beside the same module as one CUDA graph of torch's own.
+"""The cost of running a torch program in weft on a GPU, compared with the same module as one CUDA graph of torch.
 
-Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md); `--device cuda:twin` tries the logic on the cores.
+Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md); `--device cuda:twin` tries the logic on a CPU.
 
     python benchmarks/gpu_programs.py [--rows 16] [--layers 24] [--seconds 3] [--results FILE]
 
-The module is an encoder of 197 tokens, 1024 wide, in fp16: bare, as a program in one piece, and cut at 0.25 ms.
+The module is an encoder of 197 tokens, width 1024, in fp16: bare, as a program in one piece, and cut at 0.25 ms.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def program(device: Any, path: Path, rows: int, grain_s: float, seconds: float) 
     began_s = time.perf_counter()
     model: Any = prepare_on(device, path, options)
     prepared_s = time.perf_counter() - began_s
-    rung = next(each for each in model._rungs if each.rows >= rows)
+    rung = next(rung for rung in model._rungs if rung.rows >= rows)
 
     def run() -> None:
         for segment in range(len(model.segments)):
@@ -90,7 +90,7 @@ def program(device: Any, path: Path, rows: int, grain_s: float, seconds: float) 
 
     with device.on():
         took_ms = replayed_ms(run, device.finish, seconds)
-    found = {
+    results = {
         "ms": took_ms,
         "segments": len(model.segments),
         "longest_ms": max(model.timing.times_s[rows]) * 1e3,
@@ -100,7 +100,7 @@ def program(device: Any, path: Path, rows: int, grain_s: float, seconds: float) 
         "remarks": list(model.remarks),
     }
     model.close()
-    return found
+    return results
 
 
 def main() -> None:
@@ -111,21 +111,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    asked = parser.parse_args()
-    device = device_named(asked.device)
+    arguments = parser.parse_args()
+    device = device_named(arguments.device)
     with tempfile.TemporaryDirectory() as folder:
-        path, net = Path(folder) / "encoder.pt2", encoder(asked.layers, asked.width)
+        path, net = Path(folder) / "encoder.pt2", encoder(arguments.layers, arguments.width)
         rows = torch.export.Dim("rows")
-        example = torch.zeros(2, TOKENS, asked.width)
+        example = torch.zeros(2, TOKENS, arguments.width)
         torch.export.save(torch.export.export(net, (example,), dynamic_shapes=({0: rows},)), path)
-        found: dict[str, Any] = {"whole": program(device, path, asked.rows, 1.0, asked.seconds)}
-        found["cut"] = program(device, path, asked.rows, 0.00025, asked.seconds)
-        found["bare_ms"] = bare_ms(device, net, asked.rows, asked.width, asked.seconds)
+        results: dict[str, Any] = {"whole": program(device, path, arguments.rows, 1.0, arguments.seconds)}
+        results["cut"] = program(device, path, arguments.rows, 0.00025, arguments.seconds)
+        results["bare_ms"] = bare_ms(device, net, arguments.rows, arguments.width, arguments.seconds)
     for name in ("whole", "cut"):
-        found[name]["over_bare"] = found[name]["ms"] / found["bare_ms"]
-        print(name, {key: round(each, 3) if isinstance(each, float) else each for key, each in found[name].items()})
-    about = machine("torch", "onnxruntime") | {"device": device.name}
-    write_json(asked.results, {"machine": about, "rows": asked.rows, "layers": asked.layers, **found})
+        results[name]["over_bare"] = results[name]["ms"] / results["bare_ms"]
+        print(
+            name, {key: round(value, 3) if isinstance(value, float) else value for key, value in results[name].items()}
+        )
+    environment = machine("torch", "onnxruntime") | {"device": device.name}
+    write_json(
+        arguments.results, {"machine": environment, "rows": arguments.rows, "layers": arguments.layers, **results}
+    )
 
 
 if __name__ == "__main__":

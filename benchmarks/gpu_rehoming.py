@@ -1,8 +1,8 @@
-"""Whether what was captured on the whole GPU can be moved to a part of it, without capturing or opening it again.
+"""Can a graph that was captured on the whole GPU be moved to a partition, without capturing or opening it again?
 
-Kernels of a captured graph name the context they run in. In a copy of the graph they are given that of a part of the
-GPU (``runtime.cuda.partitions``). If the copy takes as long as what is captured on the part itself, a session needs no
-twin for every share. Needs one NVIDIA GPU, torch and cuda-bindings; prints what it finds, within seconds:
+Kernels of a captured graph name the context that they run in. In a copy of the graph that is replaced by the context of
+a partition (``runtime.cuda.partitions``). If the copy is as fast as a graph captured on the partition itself, a session
+needs no twin per share. Needs one NVIDIA GPU, torch and cuda-bindings; prints its results within seconds:
 
     PYTHONPATH=src python benchmarks/gpu_rehoming.py
 """
@@ -22,7 +22,7 @@ from weft.runtime.cuda.partitions import LOW, cut
 RUNS = 200
 
 
-def asked(answer: tuple[Any, ...]) -> Any:
+def checked(answer: tuple[Any, ...]) -> Any:
     result, *found = answer
     if int(result):
         raise RuntimeError(result.name)
@@ -58,24 +58,24 @@ def timed(run: Callable[[], None], stream: Any) -> float:
 
 def moved(graph: int, context: Any) -> tuple[Any, Counter[str]]:
     """A copy of a graph whose kernels run in another context, and what became of its nodes."""
-    copy = asked(driver.cuGraphClone(driver.CUgraph(graph)))
-    count = asked(driver.cuGraphGetNodes(copy, 0))[1]
-    nodes, _ = asked(driver.cuGraphGetNodes(copy, count))
+    copy = checked(driver.cuGraphClone(driver.CUgraph(graph)))
+    count = checked(driver.cuGraphGetNodes(copy, 0))[1]
+    nodes, _ = checked(driver.cuGraphGetNodes(copy, count))
     seen: Counter[str] = Counter()
     for node in nodes[:count]:
-        kind = asked(driver.cuGraphNodeGetType(node))
+        kind = checked(driver.cuGraphNodeGetType(node))
         if kind != driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
             seen[kind.name] += 1
             continue
-        told = asked(driver.cuGraphKernelNodeGetParams(node))
+        told = checked(driver.cuGraphKernelNodeGetParams(node))
         seen["kernel named by library" if told.kern is not None and int(told.kern) else "kernel named by function"] += 1
         told.ctx = context
         try:
-            asked(driver.cuGraphKernelNodeSetParams(node, told))
+            checked(driver.cuGraphKernelNodeSetParams(node, told))
             seen["moved"] += 1
         except RuntimeError as error:
             seen[f"not moved: {error}"] += 1
-    return asked(driver.cuGraphInstantiate(copy, 0)), seen
+    return checked(driver.cuGraphInstantiate(copy, 0)), seen
 
 
 def main() -> None:
@@ -85,8 +85,8 @@ def main() -> None:
     weights = [torch.randn(4096, 4096, device="cuda", dtype=torch.float16) / 64 for _ in range(6)]
 
     def model(given: Any) -> Any:
-        for each in weights:
-            given = torch.relu(given @ each)
+        for weight in weights:
+            given = torch.relu(given @ weight)
         return given
 
     given = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
@@ -97,11 +97,11 @@ def main() -> None:
         own = captured(stream, model, given)
         print(f"captured and run on {part.sms}: {timed(own.replay, stream):.3f} ms")
         print(f"captured on the whole, replayed on the stream of {part.sms}: {timed(graph.replay, stream):.3f} ms")
-        runnable, seen = moved(graph.raw_cuda_graph(), asked(driver.cuCtxFromGreenCtx(part.context)))
+        runnable, seen = moved(graph.raw_cuda_graph(), checked(driver.cuCtxFromGreenCtx(part.context)))
         print("nodes:", dict(seen))
         handle = driver.CUstream(part.streams[LOW])
         again = timed(
-            lambda runnable=runnable, handle=handle: asked((*driver.cuGraphLaunch(runnable, handle), None)), stream
+            lambda runnable=runnable, handle=handle: checked((*driver.cuGraphLaunch(runnable, handle), None)), stream
         )
         same = torch.equal(own.made, graph.made)
         print(f"captured on the whole, moved to {part.sms}: {again:.3f} ms; results equal: {same}", flush=True)

@@ -1,17 +1,18 @@
-"""What a server on a GPU comes to beside the bare device: rates, latencies, what cutting costs, and an urgent model.
+"""A server on a GPU compared with the bare device: throughput, latency, the cost of segments, and an urgent model.
 
-Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md). Every row is kept in the results as soon as it is
-measured, and not measured again when this is started once more:
+Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md). Each row is written to the results as soon as it is
+measured, and is not measured again by a later run:
 
     python benchmarks/gpu_serving.py [--only PART-OF-A-NAME] [--seconds 3] [--results FILE] [--ocr FILE]
 
-Rows: `bare/MODEL/ROWS` the captured model in one piece and in segments, replayed in a loop without a server;
-`attention/MODEL/ROWS` an encoder of 197 tokens beside torch's own attention; `served/MODEL/WIRE/ROWS` requests in a
-closed loop over binary HTTP, system or CUDA shared memory; `alone/MODEL` one-row requests at a fifth of what the device
-can do; `killed/MODEL` from the death of the worker to the next answer; `beside/URGENT/ROWS of OTHER` one-row requests
-at a fifth of what the device can do, on an idle GPU and, at the same times, while the other model is asked without end.
-Models compute in fp16, but the detector of texts, which finds some in noise then, in fp32. It is in the package
-rapidocr-onnxruntime, or in the file of `--ocr`; its pictures and its maps lie in shared memory.
+Rows: `bare/MODEL/ROWS`: the captured model in one piece and in segments, replayed in a loop without a server;
+`attention/MODEL/ROWS`: an encoder of 197 tokens compared with torch's own attention; `served/MODEL/WIRE/ROWS`: requests
+in a closed loop over binary HTTP, system or CUDA shared memory; `alone/MODEL`: one-row requests at a fifth of the
+device's throughput; `killed/MODEL`: time from the death of the worker to the next answer; `beside/URGENT/ROWS of
+OTHER`: one-row requests at a fifth of the device's throughput, on an idle GPU and, at the same times, while the other
+model gets requests without pause. Models compute in fp16, except the text detector, which in fp16 finds text in noise
+and so computes in fp32. It comes from the package rapidocr-onnxruntime or the file of `--ocr`; its images and outputs
+are in shared memory.
 """
 
 from __future__ import annotations
@@ -101,14 +102,14 @@ def bare(name: str, on: str, seconds: float) -> dict[int, dict[str, Any]]:
 
     device, settings = device_named(on), SETTINGS[name]
     shapes = {"x": tuple(settings["shapes.x"])} if "shapes.x" in settings else {}
-    found: dict[int, dict[str, Any]] = {rows: {} for rows in MODELS[name]}
+    results: dict[int, dict[str, Any]] = {rows: {} for rows in MODELS[name]}
     for label, grain_s in (("whole", 1.0), ("cut", 0.00025)):
         precision, max_batch = settings.get("precision", "fp16"), settings["max_batch"]
         options = LoadOptions(grain_s=grain_s, precision=precision, max_batch=max_batch, shapes=shapes)
         prepare_on(device, exported(name), options, FOLDER / "bare").close()
         model: Any = prepare_on(device, exported(name), options, FOLDER / "bare", learn=False)
-        for rows in found:
-            found[rows][label] = {
+        for rows in results:
+            results[rows][label] = {
                 "segments": len(model.segments),
                 **_replayed(device, model, rows, seconds),
                 "longest_ms": max(model.timing.times_s[rows]) * 1e3,
@@ -116,13 +117,13 @@ def bare(name: str, on: str, seconds: float) -> dict[int, dict[str, Any]]:
                 "remarks": list(model.remarks),
             }
         model.close()
-    for each in found.values():
-        each["cutting_costs"] = each["cut"]["ms"] / each["whole"]["ms"] - 1
-    return found
+    for result in results.values():
+        result["cutting_costs"] = result["cut"]["ms"] / result["whole"]["ms"] - 1
+    return results
 
 
 def _replayed(device: Any, model: Any, rows: int, seconds: float) -> dict[str, float]:
-    rung = next(each for each in model._rungs if each.rows >= rows)
+    rung = next(rung for rung in model._rungs if rung.rows >= rows)
     with device.on():
         replays, began_s = 0, time.perf_counter()
         while time.perf_counter() - began_s < seconds:
@@ -144,15 +145,15 @@ def attention(name: str, on: str, seconds: float, rows: int = 16) -> dict[str, A
     from weft.runtime.cuda.engine import device_named
 
     device = device_named(on)
-    found: dict[str, Any] = {"torch_ms": bare_ms(device, encoder(24), rows, WIDTH, seconds)}
+    results: dict[str, Any] = {"torch_ms": bare_ms(device, encoder(24), rows, WIDTH, seconds)}
     fusing = onnx_files.with_attention
     for label, fuse in (("fused_ms", fusing), ("plain_ms", lambda path, folder: path)):
         onnx_files.with_attention = fuse
         options = LoadOptions(grain_s=1.0, precision="fp16", max_batch=rows)
         model: Any = preparing.prepare_on(device, exported(name), options)
-        found[label] = _replayed(device, model, rows, seconds)["ms"]
+        results[label] = _replayed(device, model, rows, seconds)["ms"]
         model.close()
-    return found | {"rows": rows, "times_torch": found["fused_ms"] / found["torch_ms"]}
+    return results | {"rows": rows, "times_torch": results["fused_ms"] / results["torch_ms"]}
 
 
 # A server and its clients
@@ -164,17 +165,17 @@ def served(server: Served, name: str, wire: str, rows: int, seconds: float) -> d
     best: dict[str, Any] = {}
     with registered(server.port, memory):
         for count in (4, 12) if rows > 1 else (48,):
-            found = clients(count, server.port, request, seconds)()
-            found |= {"clients": count, "rows_per_s": found["per_s"] * rows}
-            best = max(best, found, key=lambda each: each.get("rows_per_s", 0.0))
+            result = clients(count, server.port, request, seconds)()
+            result |= {"clients": count, "rows_per_s": result["per_s"] * rows}
+            best = max(best, result, key=lambda each: each.get("rows_per_s", 0.0))
     return best
 
 
 def alone(server: Served, name: str, seconds: float) -> dict[str, Any]:
     request, _ = request_for(name, 1, "http")
     graph_ms = server.graph_ms(name)
-    found = clients(ASKING, server.port, request, seconds, ASKING * graph_ms / 1e3 / LOAD)()
-    return found | {"graph_ms": graph_ms, "over_graph_ms": found["p50_ms"] - graph_ms}
+    result = clients(ASKING, server.port, request, seconds, ASKING * graph_ms / 1e3 / LOAD)()
+    return result | {"graph_ms": graph_ms, "over_graph_ms": result["p50_ms"] - graph_ms}
 
 
 def beside(server: Served, pair: Pair, seconds: float) -> dict[str, Any]:
@@ -212,16 +213,16 @@ def main() -> None:
     options.add_argument("--ocr", type=Path, help=f"the file of {OCR}, where its package is not installed")
     options.add_argument("--bare", default="")
     options.add_argument("--attention", default="")
-    given = options.parse_args()
+    arguments = options.parse_args()
     end_when_told()
     FOLDER.mkdir(exist_ok=True)
-    if given.attention:
-        print(json.dumps(attention(given.attention, given.device, given.seconds)))
-    elif given.bare:
-        print(json.dumps(bare(given.bare, given.device, given.seconds)))
+    if arguments.attention:
+        print(json.dumps(attention(arguments.attention, arguments.device, arguments.seconds)))
+    elif arguments.bare:
+        print(json.dumps(bare(arguments.bare, arguments.device, arguments.seconds)))
     else:
-        rows = Rows(given.results, given.only, given.device)
-        measure(rows, given.device, given.seconds, with_ocr=provide_ocr(given.ocr))
+        rows = Rows(arguments.results, arguments.only, arguments.device)
+        measure(rows, arguments.device, arguments.seconds, with_ocr=provide_ocr(arguments.ocr))
 
 
 def measure(rows: Rows, device: str, seconds: float, *, with_ocr: bool) -> None:
@@ -258,8 +259,8 @@ def _apart(what: str, name: str, device: str, seconds: float) -> dict[str, Any]:
     """Something without a server in a process of its own, which gives the device's memory back."""
     command = [sys.executable, __file__, f"--{what}", name, "--device", device, "--seconds", str(seconds)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=APART_S)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 if __name__ == "__main__":

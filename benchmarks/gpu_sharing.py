@@ -1,15 +1,15 @@
-"""Models that share a GPU under weft's server: one by one, on streams, on the sides of a cut, and as `abreast` decides.
+"""Models that share a GPU under weft's server: in turns, on streams, on partitions, and as `abreast` decides.
 
-Needs one NVIDIA GPU, torch, onnxruntime-gpu and cuda-bindings (docs/gpu.md). Every row is kept in the results as soon
-as it is measured, and not measured again when this is started once more:
+Needs one NVIDIA GPU, torch, onnxruntime-gpu and cuda-bindings (docs/gpu.md). Each row is written to the results as soon
+as it is measured, and is not measured again by a later run:
 
     python benchmarks/gpu_sharing.py [--only PART-OF-A-NAME] [--grain-ms 0.5] [--seconds 3] [--results FILE]
 
-Rows: `A ROWS + B ROWS/POLICY`: requests without end for both, each with so many rows, over inputs in shared memory;
-`rates` are the answers per second of each over those alone under `punctual`, which has the whole GPU for each in turn,
-and `time` the seconds that each ran on every share, by its multiprocessors. `like/A ROWS + B ROWS`: what the models
-were measured to be like. Segments are longer than the server
-cuts them by itself: every one costs its processors 0.3 ms.
+Rows: `A ROWS + B ROWS/POLICY`: requests without pause for both models, with that number of rows each, over inputs in
+shared memory; `rates` are the answers per second of each model relative to the model alone under `punctual`, which
+gives each the whole GPU in turn; `time` has the seconds that each ran on every share, by multiprocessors. `like/A ROWS
++ B ROWS`: the measured contention of the models. Segments are longer than the server's default, because each one costs
+0.3 ms of CPU time.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ def answered(server: Served, seconds: float, models: tuple[PlanRequest, ...]) ->
     """Answers per second of each, all of them asked without end."""
     with ExitStack() as kept:
         running = []
-        for each in models:
-            request, memory = request_for(each.name, each.rows, "memory")
+        for model in models:
+            request, memory = request_for(model.name, model.rows, "memory")
             kept.enter_context(registered(server.port, memory))
             running.append(clients(ASKING, server.port, request, seconds))
         return [float(ended()["per_s"]) for ended in running]
 
 
 def shared(server: Served, pair: tuple[PlanRequest, PlanRequest], seconds: float, alone: list[float]) -> dict[str, Any]:
-    alone = alone or [answered(server, seconds, (each,))[0] for each in pair]
+    alone = alone or [answered(server, seconds, (plan_request,))[0] for plan_request in pair]
     before = times(server)
     together = answered(server, seconds, pair)
     rates = [a / b for a, b in zip(together, alone, strict=True)]
-    spent = {key: round(each - before.get(key, 0.0), 3) for key, each in times(server).items()}
+    spent = {key: round(time_s - before.get(key, 0.0), 3) for key, time_s in times(server).items()}
     return {"alone_per_s": alone, "per_s": together, "rates": rates, "sum": sum(rates), "time": spent}
 
 
 def times(server: Served) -> dict[str, float]:
     """Model and share -> seconds."""
-    lines = [each for each in server.metrics().splitlines() if each.startswith("weft_share_seconds_total{")]
-    return {each[len("weft_share_seconds_total") :].rsplit(" ", 1)[0]: float(each.rsplit(" ", 1)[1]) for each in lines}
+    lines = [line for line in server.metrics().splitlines() if line.startswith("weft_share_seconds_total{")]
+    return {line[len("weft_share_seconds_total") :].rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
 def likeness(server: Served) -> dict[str, Any]:
@@ -89,20 +89,20 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=3.0)
     options.add_argument("--results", type=Path, default=RESULTS)
     options.add_argument("--device", default="cuda:0")
-    given = options.parse_args()
+    arguments = options.parse_args()
     end_when_told()
     FOLDER.mkdir(exist_ok=True)
-    rows = Rows(given.results, given.only, given.device)
+    rows = Rows(arguments.results, arguments.only, arguments.device)
     for pair in PAIRS:
-        common = {"slo_ms": NO_HURRY_MS, "grain_ms": given.grain_ms}
-        settings = {each.name: {**common, "max_batch": each.rows} for each in pair}
+        common = {"slo_ms": NO_HURRY_MS, "grain_ms": arguments.grain_ms}
+        settings = {plan_request.name: {**common, "max_batch": plan_request.rows} for plan_request in pair}
         key = " + ".join(map(str, pair))
         for policy in POLICIES:
             alone = rows.found.get(f"{key}/{POLICIES[0]}", {}).get("alone_per_s", [])
-            asked = {f"{key}/{policy}": partial(shared, pair=pair, seconds=given.seconds, alone=alone)}
+            asked = {f"{key}/{policy}": partial(shared, pair=pair, seconds=arguments.seconds, alone=alone)}
             if policy == "abreast":
                 asked[f"like/{key}"] = likeness
-            rows.measure_on(partial(Served, settings, device=given.device, policy=policy), asked)
+            rows.measure_on(partial(Served, settings, device=arguments.device, policy=policy), asked)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Some minutes of everything at once on a GPU: nothing is lost, and memory does not grow.
+"""Several minutes of mixed requests on a GPU: no request is lost, and memory does not grow.
 
 Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md):
 
     python benchmarks/gpu_soak.py [--seconds 180] [--results FILE]
 
-Two models (ResNet50 and BERT-base in fp16) are asked without pause by clients that each do one thing: one row and eight
-over HTTP, one row in system shared memory, half of them with strict deadlines, inputs of the wrong shape, and requests
-whose client hangs up. After a third of the time the worker is killed. A request is answered, refused (429, 503, 504), a
-client's fault that is told as such (400), on the worker that was killed without the time for another try, which is told
-(500), or lost. Memory is that of the device and of the server's process, sampled
-every second; compared are the fourth and the last sixth of the time, both of the second worker's life.
+Clients send requests for two models (ResNet50 and BERT-base in fp16) without pause; each client does one thing: one row
+or eight over HTTP, one row in system shared memory, half of them with strict deadlines, inputs of the wrong shape, and
+requests that it cancels. After a third of the time the worker is killed. A request ends as answered, refused (429, 503,
+504), rejected as the client's fault (400), failed with the killed worker without time for a retry (500), or lost. The
+memory of the device and of the server's process is sampled every second; the fourth and the last sixth of the time are
+compared, both in the life of the second worker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gpu_asking import FOLDER, Served, about, connected, exchanged, registered, request_for
+from gpu_asking import FOLDER, Served, connected, describe_device, exchanged, registered, request_for
 from gpu_swapping import metric
 
 RESULTS = Path(__file__).parent / "results" / "gpu_soak.json"
@@ -49,8 +49,8 @@ def of_wrong_shape(request: bytes) -> bytes:
     head, _, rest = request.partition(b"\r\n\r\n")
     length = int(head.partition(b"Inference-Header-Content-Length: ")[2].split(b"\r\n")[0])
     text = json.loads(rest[:length])
-    for each in text["inputs"]:
-        each["shape"] = [1, *each["shape"]]
+    for tensor in text["inputs"]:
+        tensor["shape"] = [1, *tensor["shape"]]
     return _with_text(head, json.dumps(text).encode(), rest[length:])
 
 
@@ -85,8 +85,8 @@ class Soak:
         self._threads[-1].start()
 
     def join(self) -> None:
-        for each in self._threads:
-            each.join()
+        for thread in self._threads:
+            thread.join()
 
 
 def judged(status: int, body: bytes) -> str:
@@ -160,8 +160,8 @@ def _hung_up(port: int, request: bytes) -> str:
 
 def growth(samples: list[tuple[float, float, float]], seconds: float, which: int) -> float:
     """Memory in the last sixth of the time over that in the fourth."""
-    early = [each[which] for each in samples if seconds * 3 / 6 <= each[0] < seconds * 4 / 6 and each[which]]
-    late = [each[which] for each in samples if each[0] >= seconds * 5 / 6 and each[which]]
+    early = [sample[which] for sample in samples if seconds * 3 / 6 <= sample[0] < seconds * 4 / 6 and sample[which]]
+    late = [sample[which] for sample in samples if sample[0] >= seconds * 5 / 6 and sample[which]]
     return statistics.median(late) / statistics.median(early) - 1
 
 
@@ -169,11 +169,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seconds", type=float, default=180.0)
     options.add_argument("--results", type=Path, default=RESULTS)
-    given = options.parse_args()
+    arguments = options.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    found = {"machine": about("cuda:0"), **soaked(given.seconds)}
-    print(json.dumps(found, indent=1))
-    given.results.write_text(json.dumps(found, indent=1) + "\n")
+    results = {"machine": describe_device("cuda:0"), **soaked(arguments.seconds)}
+    print(json.dumps(results, indent=1))
+    arguments.results.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""What stitched models take on a GPU as weft serves them, beside the kernel that was written for them.
+"""Stitched models on a GPU as weft serves them, compared with the kernel that was written for them.
 
-32 ResNet50 that share 90 % of their channels (``weft_stitch.making.generator``, without training) are stitched into
-one ONNX file with open rows, prepared as ``weft serve`` prepares it, and one round, a row of each model, is replayed in
-captured segments. In the same process and in turns with it: the form ``fused`` as one CUDA graph of torch, as
-``stitch_gpu.py`` measures it.
+32 ResNet50 that share 90 % of their channels (``weft_stitch.making.generator``, untrained) are stitched into one ONNX
+file with open rows and prepared as ``weft serve`` does; one round, a row of each model, is replayed in captured
+segments. In the same process and in turns with it: the form ``fused`` as one CUDA graph of torch, as ``stitch_gpu.py``
+measures it.
 
-Needs one NVIDIA GPU, torch, triton and onnxruntime-gpu (docs/gpu.md). Rows are kept as soon as they are measured:
+Needs one NVIDIA GPU, torch, triton and onnxruntime-gpu (docs/gpu.md). Rows are written as soon as they are measured:
 
     python benchmarks/gpu_stitched.py [--form split] [--precision fp16] [--results FILE]
     python benchmarks/gpu_stitched.py --net tinynet --tasks 3 --device cuda:twin --precision fp32 --results tiny.json
 
-The row ``stitched/NET/TASKS``: milliseconds of a round and bytes of weights of both, their ratio, in which form weft
-runs (``runs``: the form fused in torch, read from the file, or ONNX Runtime), how many segments there are and could not
-be captured, the longest of them, and how far the two answers are apart.
+The row ``stitched/NET/TASKS``: milliseconds of a round and bytes of weights of both, their ratio, the form that weft
+runs (``runs``: the form fused in torch, read from the file, or ONNX Runtime), the number of segments and of those that
+could not be captured, the longest segment, and the difference of the two answers.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Said:
 
     def __call__(self, what: str, work: Callable[[], Any]) -> Any:
         began_s = time.perf_counter()
-        found = work()
+        result = work()
         self.seconds[what] = round(time.perf_counter() - began_s, 2)
         print(f"  {what}: {self.seconds[what]} s", flush=True)
-        return found
+        return result
 
 
 def generated(net: str, tasks: int) -> Models:
@@ -90,7 +90,7 @@ def fused(models: Models, where: str, number_type: torch.dtype) -> tuple[TimedWa
     """The form for a GPU, tuned and captured."""
     place = Place(where, number_type, channels_last=True)
     graphs = draw("fused", models.family, models.sharing, place.align)
-    inputs = [place.tensor(each) for each in models.pictures]
+    inputs = [place.tensor(picture) for picture in models.pictures]
     built = build(graphs, [inputs], place)
     way = make("fused", graphs, built.modules, inputs)
     return prepare(way), {"weight_bytes": way.weight_bytes, "resident_bytes": built.resident_bytes}
@@ -102,7 +102,7 @@ def served(
     """A round of what weft serves, its answers, and what it is."""
     rung, segments = model._rungs[0], range(len(model.segments))
     inputs = [next(iter(task.inputs.values())) for task in model.tasks.specs]
-    answers = model.run({name: each.numpy() for name, each in zip(inputs, pictures, strict=True)})
+    answers = model.run({name: picture.numpy() for name, picture in zip(inputs, pictures, strict=True)})
     outputs = [next(iter(task.outputs.values())) for task in model.tasks.specs]
     made = tuple(torch.as_tensor(rung.tensors[name]) for name in outputs)
 
@@ -110,7 +110,7 @@ def served(
         for segment in segments:
             rung.run(segment)
 
-    about = {
+    environment = {
         "runs": "fused" if model.blueprint.segments[0].nodes is not None else "onnxruntime",
         "segments": len(segments),
         "uncaptured": len(model.uncaptured()),
@@ -119,7 +119,7 @@ def served(
         "memory_bytes": model.residency.memory_bytes,
         "remarks": list(model.remarks),
     }
-    return TimedWay(replay, made, None, None, None), [torch.from_numpy(answers[name]) for name in outputs], about
+    return TimedWay(replay, made, None, None, None), [torch.from_numpy(answers[name]) for name in outputs], environment
 
 
 def measured(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
@@ -139,8 +139,8 @@ def measured(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
         with device.on():
             body, answers, row["weft"] = served(model, models.pictures)
             ms = said("timed", lambda: times_ms({"weft": body, "fused": kernel}))
-    for name, each in ms.items():
-        row[name]["ms"] = each
+    for name, time_ms in ms.items():
+        row[name]["ms"] = time_ms
     row["times_fused"] = ms["weft"] / ms["fused"]
     row["weights_of_fused"] = row["weft"]["weight_bytes"] / row["fused"]["weight_bytes"]
     keep(row | {"difference": error(answers, kernel.outputs)})
@@ -168,17 +168,17 @@ def main() -> None:
     options.add_argument("--grain-ms", type=float, default=0.25)
     options.add_argument("--device", default="cuda:0")
     options.add_argument("--results", type=Path, default=RESULTS)
-    given = options.parse_args()
-    kept = json.loads(given.results.read_text()) if given.results.exists() else {"rows": {}}
-    kept["machine"], key = _machine(given.device), f"stitched/{given.net}/{given.tasks}"
+    arguments = options.parse_args()
+    kept = json.loads(arguments.results.read_text()) if arguments.results.exists() else {"rows": {}}
+    kept["machine"], key = _machine(arguments.device), f"stitched/{arguments.net}/{arguments.tasks}"
 
     def keep(row: dict[str, Any]) -> None:
         print(key, json.dumps(row), flush=True)
         kept["rows"][key] = row
-        given.results.write_text(json.dumps(kept, indent=1) + "\n")
+        arguments.results.write_text(json.dumps(kept, indent=1) + "\n")
 
     print(key, flush=True)
-    measured(given, keep)
+    measured(arguments, keep)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""What it costs that models leave a GPU's memory and come back: one of 100 MB, and 40 that share the memory of 10.
+"""The cost of evicting models from a GPU's memory and loading them again: one of 100 MB, and 40 in the memory of 10.
 
-Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md). Rows are kept as soon as they are measured:
+Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md). Rows are written as soon as they are measured:
 
     python benchmarks/gpu_swapping.py [--seconds 20] [--results FILE]
 
-`return/resnet50`: a float32 ResNet50 leaves and comes back, beside the time that its bytes take over the bus, measured
-in the same run. `turns/40 in 10`: a server over 40 copies of a BERT of four layers (float16, 100 MB, 128 tokens, one
-row, in one segment), with as much of the device's memory as 10 of them hold. Eight clients ask without pause for a
-model drawn by Zipf's law, every second time with a strict deadline of 100 ms. Answers are compared with those of a calm
-server.
+`return/resnet50`: a float32 ResNet50 is evicted and loaded again, compared with the time of its bytes over the bus in
+the same run. `turns/40 in 10`: a server over 40 copies of a BERT of four layers (float16, 100 MB, 128 tokens, one row,
+one segment) whose device memory holds 10 of them. Eight clients send requests without pause to models drawn by Zipf's
+law, every second request with a strict deadline of 100 ms. Answers are compared with those of an idle server.
 """
 
 from __future__ import annotations
@@ -115,13 +114,13 @@ def request(name: str, *, strict: bool) -> bytes:
     """One row for a model; *strict*: with a deadline."""
     rng = np.random.default_rng(0)
     names = ("input_ids", "token_type_ids", "attention_mask")
-    tensors = {each: rng.integers(0, 2, (1, TOKENS)) for each in names}
+    tensors = {name: rng.integers(0, 2, (1, TOKENS)) for name in names}
     parameters: dict[str, Any] = {"binary_data_output": True}
     if strict:
         parameters["timeout"] = DEADLINE_MS * 1000
     inputs = [
-        {"name": each, "shape": array.shape, "datatype": "INT64", "parameters": {"binary_data_size": array.nbytes}}
-        for each, array in tensors.items()
+        {"name": name, "shape": array.shape, "datatype": "INT64", "parameters": {"binary_data_size": array.nbytes}}
+        for name, array in tensors.items()
     ]
     text = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
     body = text + b"".join(array.tobytes() for array in tensors.values())
@@ -158,7 +157,7 @@ def turns(seconds: float) -> dict[str, Any]:
     finally:
         server.close()
     answers: Counter[str] = sum((client.answers for client in clients), Counter())
-    latencies = [each for client in clients for each in client.latencies_s]
+    latencies = [latency_s for client in clients for latency_s in client.latencies_s]
     said: Counter[str] = sum((client.said for client in clients), Counter())
     return {
         "held_mb": held / 1e6,
@@ -186,11 +185,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seconds", type=float, default=20.0)
     options.add_argument("--results", type=Path, default=RESULTS)
-    given = options.parse_args()
+    arguments = options.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    rows = Rows(given.results, "", "cuda:0")
+    rows = Rows(arguments.results, "", "cuda:0")
     rows.measure("return/resnet50", returned)
-    rows.measure(f"turns/{MODELS} in {ROOM}", lambda: turns(given.seconds))
+    rows.measure(f"turns/{MODELS} in {ROOM}", lambda: turns(arguments.seconds))
 
 
 if __name__ == "__main__":

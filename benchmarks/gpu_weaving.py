@@ -1,16 +1,16 @@
-"""What sharing a GPU by deadlines comes to beside the rules that others have, on the simulated H200.
+"""Sharing a GPU by deadlines compared with the rules of other systems, on the simulated H200.
 
     python benchmarks/gpu_weaving.py [--only PART-OF-A-NAME] [--seconds 0.15] [--results FILE]
 
-Every row is kept in the results as soon as it is there, and not run again when this is started once more. Rows:
-`model` how far the model of pairs is from those it was not fitted to; `saturated/A+B` models that have endless work:
-the speed of each over that alone, and their sum; `urgent/U beside H/LOAD` requests of an urgent model at random times,
-due in twice what it takes alone, beside one that never stops: its p50 and p99 in times of its own length, and the speed
-of the other; `measured/U beside H` the same as it was measured on an H200 before there was weft, and simulated;
-`deadlines/LOAD` five models, due in 2, 5 and 10 times what they take, at a load of what one at a time can do: missed
-deadlines, over all and of the worst model, the mean of some seeds; `orion/U beside B` Orion's pairs at its load
-fractions. Orion's and REEF's rules know one urgent model, so they are not asked about others. `fifo`, `edf`,
-`punctual` and `priority` compute one at a time. `weft reproduce gpu` runs the same, for less long.
+Each row is written to the results as soon as it is known, and is not simulated again by a later run. Rows: `model`: the
+error of the contention model on pairs that it was not fitted to; `saturated/A+B`: models with endless work: the speed
+of each relative to it alone, and their sum; `urgent/U beside H/LOAD`: requests of an urgent model at random times, due
+in twice its stand-alone time, beside a model that never stops: p50 and p99 in stand-alone times, and the other model's
+speed; `measured/U beside H`: the same as measured on an H200 without weft, and simulated; `deadlines/LOAD`: five
+models, due in 2, 5 and 10 times their stand-alone time, at a load relative to one model at a time: missed deadlines,
+over all and of the worst model, mean over seeds; `orion/U beside B`: Orion's pairs at its load fractions. The rules of
+Orion and REEF know one urgent model, so they are left out elsewhere. `fifo`, `edf`, `punctual` and `priority` compute
+one model at a time. `weft reproduce gpu` runs the same for a shorter time.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ RULES = {"streams": "streams", "high": "priority-streams", "paused": "abreast"}
 
 def beside_measured(model: str, other: str, seconds: float) -> dict[str, Any]:
     """What was measured, and the same simulated; due in 1.5 lengths, so that the other is paused."""
-    took_s, found = alone_s(model), {}
+    took_s, results = alone_s(model), {}
     for how, measured in MEASURED[model, other].items():
         asked = at_random(model, took_s / APART_S, 1.5, priority=9)
         report = run([asked, endless(other)], RULES[how], {}, seconds)
         first = report.streams[0]
         simulated = [first.p50_s / took_s, first.p99_s / took_s, rates(report, seconds)[1]]
-        found[how] = {"measured": measured, "simulated": [round(each, 2) for each in simulated]}
-    return found
+        results[how] = {"measured": measured, "simulated": [round(value, 2) for value in simulated]}
+    return results
 
 
 def model_error() -> dict[str, Any]:
@@ -89,14 +89,14 @@ def model_error() -> dict[str, Any]:
 
 
 def rows(seconds: float) -> dict[str, Callable[[], dict[str, Any]]]:
-    found: dict[str, Callable[[], dict[str, Any]]] = {"model": model_error}
-    found |= {f"saturated/{'+'.join(each)}": partial(saturated, each, seconds) for each in TOGETHER}
+    results: dict[str, Callable[[], dict[str, Any]]] = {"model": model_error}
+    results |= {f"saturated/{'+'.join(group)}": partial(saturated, group, seconds) for group in TOGETHER}
     for load in URGENT_LOADS:
-        found |= {f"urgent/{u} beside {h}/{load:g}": partial(urgent, u, h, load, 3 * seconds) for u, h in BESIDE}
-    found |= {f"measured/{u} beside {h}": partial(beside_measured, u, h, 4 * seconds) for u, h in MEASURED}
-    found |= {f"deadlines/{load:g}": partial(deadlines, load, 2 * seconds) for load in LOADS}
+        results |= {f"urgent/{u} beside {h}/{load:g}": partial(urgent, u, h, load, 3 * seconds) for u, h in BESIDE}
+    results |= {f"measured/{u} beside {h}": partial(beside_measured, u, h, 4 * seconds) for u, h in MEASURED}
+    results |= {f"deadlines/{load:g}": partial(deadlines, load, 2 * seconds) for load in LOADS}
     pairs = [(u, b) for u in FIRST_OF_ORION for b in BESIDE_OF_ORION]
-    return found | {f"orion/{u} beside {b}": partial(orions, u, b, 3 * seconds) for u, b in pairs}
+    return results | {f"orion/{u} beside {b}": partial(orions, u, b, 3 * seconds) for u, b in pairs}
 
 
 def main() -> None:
@@ -104,12 +104,12 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=float, default=0.15)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    asked = parser.parse_args()
-    done = json.loads(asked.results.read_text("utf-8")) if asked.results.is_file() else {}
-    for name, make in rows(asked.seconds).items():
-        if name not in done and asked.only in name:
+    arguments = parser.parse_args()
+    done = json.loads(arguments.results.read_text("utf-8")) if arguments.results.is_file() else {}
+    for name, make in rows(arguments.seconds).items():
+        if name not in done and arguments.only in name:
             done[name] = make()
-            asked.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
+            arguments.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
             print(name, json.dumps(done[name]), flush=True)
 
 

@@ -1,8 +1,8 @@
-"""Requests over gRPC of 64 bytes to 64 MB, valid and refused, unary and in streams: what memory do they leave behind?
+"""Memory that gRPC requests leave behind: 64 bytes to 64 MB, valid and refused, unary and in streams.
 
-Sizes are log-uniform. The model answers with the shape of its input: ONNX Runtime keeps the memory of the largest
-intermediate value it has made, and that is not what is measured here. Memory is that of the server and its workers,
-before the first and after the last request, when nothing is under way.
+Sizes are log-uniform. The model answers with the shape of its input, because ONNX Runtime keeps the memory of its
+largest intermediate value, which is not what is measured here. Memory is that of the server and its workers, before the
+first and after the last request, when no request is in flight.
 
     python benchmarks/grpc_sizes.py [--gigabytes 10] [--mode T] [--save]
 """
@@ -163,9 +163,9 @@ def main() -> None:
     show_table("what was sent over gRPC", ("kind", "answer", "times"), rows)
     show_verdicts(verdicts)
     if arguments.save:
-        found = {"answers": dict(answers), "memory_bytes": memory, "verdicts": [asdict(each) for each in verdicts]}
-        write_json(RESULTS, {"machine": machine("onnxruntime", "grpcio"), "mode": arguments.mode, **found})
-    raise SystemExit(0 if all(each.kept for each in verdicts) else 1)
+        results = {"answers": dict(answers), "memory_bytes": memory, "verdicts": list(map(asdict, verdicts))}
+        write_json(RESULTS, {"machine": machine("onnxruntime", "grpcio"), "mode": arguments.mode, **results})
+    raise SystemExit(0 if all(verdict.kept for verdict in verdicts) else 1)
 
 
 if __name__ == "__main__":

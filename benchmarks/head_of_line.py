@@ -1,8 +1,8 @@
-"""Head-of-line blocking, for real: an urgent small model beside a heavy one that keeps its lane mostly busy.
+"""Head-of-line blocking on a real server: an urgent small model beside a heavy one that keeps its lane mostly busy.
 
-Real models out of packages, a real server in a process of its own, an open-loop load generator, the same
-arrivals under every policy. `fifo` computes whole requests in order of arrival, as servers in use do.
-Ratios are of medians over repeats, variants interleaved.
+Models from published packages, a server in its own process, an open-loop load generator, the same arrivals under every
+policy. `fifo` computes whole requests in order of arrival, as common servers do. Ratios are of medians over repeats;
+variants are interleaved.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def measure(policy: str, seconds: float, seed: int, heavy_s: float, cache: str) 
             "benchmark",
         )
         result = run_load(workload, server.url, deadlines="soft")
-    urgent, heavy = (each.figures for each in result.streams)
+    urgent, heavy = (stream.figures for stream in result.streams)
     return {
         "policy": policy,
         "seed": seed,

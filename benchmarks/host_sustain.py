@@ -1,14 +1,14 @@
-"""How well ``weft sustain --device host`` tells the largest load this machine serves: two models, one lane and two.
+"""The accuracy of ``weft sustain --device host``: predicted and measured largest load, two models, one lane or two.
 
-In every round ``weft serve`` is started and ``weft bench`` bisects the load for real: the largest one at which no
-stream misses more than 1 % of its deadlines. Before and after it the machine is measured (``weft profile --device
-host``) and the load predicted, which gives two predictions whose mean counts. Both get the same arrivals: with others
-of the same rates the same lane sustains 90 or 105 requests per second over eight seconds.
-The speed of a shared machine changes, at times twofold within a minute. A round whose two predictions lie further apart
-than ``STEADY`` saw another machine in its middle than at its ends, or may have: it is done again, whatever came out.
+In every round ``weft serve`` is started and ``weft bench`` bisects the real load: the largest one at which no stream
+misses more than 1 % of its deadlines. Before and after that, the machine is measured (``weft profile --device host``)
+and the load predicted; the mean of the two predictions counts. Prediction and measurement get the same arrivals: with
+other arrivals of the same rates, a lane sustains 90 or 105 requests per second over eight seconds.
+The speed of a shared machine may change twofold within a minute. If the two predictions of a round differ by more than
+``STEADY``, the machine may have changed in between, and the round is repeated, whatever its result.
 Printed are the medians over the rounds of the prediction and of the bisections, and their ratio.
-Every round that is done is kept in the results file; a second start goes on from there.
-Run on a machine that does nothing else: python benchmarks/host_sustain.py [--rounds 5] [--seconds 8]
+Every finished round is written to the results file; a later run continues from there.
+Run on an otherwise idle machine: python benchmarks/host_sustain.py [--rounds 5] [--seconds 8]
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def predicted(host: Path, policy: str, seed: int, folder: Path, seconds: float) 
 
 def nearly_full(host: Path) -> float:
     """The factor at which the segments alone would take 80 % of the lanes' time: where the search begins."""
-    found = read_host(host)
-    busy = sum(float(stream["rate"]) * found.model(str(stream["model"])).total_s(1) for stream in STREAMS)
-    return float(0.8 * found.lanes / busy)
+    result = read_host(host)
+    busy = sum(float(stream["rate"]) * result.model(str(stream["model"])).total_s(1) for stream in STREAMS)
+    return float(0.8 * result.lanes / busy)
 
 
 def missed(url: str, factor: float, seed: int, folder: Path, seconds: float) -> float:
@@ -177,9 +177,9 @@ def summed_up(rounds: list[Round]) -> list[dict[str, Any]]:
     """Of every number of lanes and policy, the medians, in requests per second."""
     total = sum(float(stream["rate"]) for stream in STREAMS)
     rows = []
-    for lanes, policy in dict.fromkeys((each["lanes"], each["policy"]) for each in rounds):
-        mine = [each for each in rounds if (each["lanes"], each["policy"]) == (lanes, policy)]
-        says, is_so = [each["predicted"] * total for each in mine], [each["factor"] * total for each in mine]
+    for lanes, policy in dict.fromkeys((row["lanes"], row["policy"]) for row in rounds):
+        mine = [row for row in rounds if (row["lanes"], row["policy"]) == (lanes, policy)]
+        says, is_so = [row["predicted"] * total for row in mine], [row["factor"] * total for row in mine]
         rows.append(
             {
                 "lanes": lanes,
@@ -204,7 +204,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         says = [row["predicted_per_s"], *row["predicted_spread_per_s"]]
         is_so = [row["measured_per_s"], *row["measured_spread_per_s"]]
-        numbers = [f"{each:.1f}" for each in (*says, *is_so)]
+        numbers = [f"{value:.1f}" for value in (*says, *is_so)]
         table.add_row(str(row["lanes"]), row["policy"], str(row["rounds"]), *numbers, f"{row['ratio']:.2f}")
     console.print(table)
     worst = max(abs(row["ratio"] - 1) for row in rows)
@@ -223,26 +223,26 @@ def main() -> None:
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--fresh", action="store_true", help="do again what the results have already")
-    asked = parser.parse_args()
-    about, rounds, drifts, again = machine("onnxruntime"), list[Round](), list[list[float]](), 0
-    if asked.results.exists() and not asked.fresh:
-        kept = json.loads(asked.results.read_text())
+    arguments = parser.parse_args()
+    environment, rounds, drifts, again = machine("onnxruntime"), list[Round](), list[list[float]](), 0
+    if arguments.results.exists() and not arguments.fresh:
+        kept = json.loads(arguments.results.read_text())
         rounds, drifts, again = kept["rounds"], kept["drift_s"], kept.get("rounds_done_again", 0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for seed, lanes in product(range(1, asked.rounds + 1), map(int, asked.lanes.split(","))):
-            done = {each["policy"] for each in rounds if (each["lanes"], each["seed"]) == (lanes, seed)}
-            left = [policy for policy in asked.policies.split(",") if policy not in done]
+        for seed, lanes in product(range(1, arguments.rounds + 1), map(int, arguments.lanes.split(","))):
+            done = {row["policy"] for row in rounds if (row["lanes"], row["seed"]) == (lanes, seed)}
+            left = [policy for policy in arguments.policies.split(",") if policy not in done]
             if not left:
                 continue
             drifts.append(piece_s(2.0))
-            going = Rounds(lanes, seed, folder, asked)
+            going = Rounds(lanes, seed, folder, arguments)
             for policy in left:
                 before = [r["factor"] for r in rounds if (r["lanes"], r["policy"]) == (lanes, policy)]
                 rounds.append(going.round(policy, statistics.median(before) if before else None))
                 rows = summed_up(rounds)
-                raw = {"machine": about, "streams": STREAMS, "rows": rows, "drift_s": drifts, "rounds": rounds}
-                write_json(asked.results, raw | {"rounds_done_again": again + going.again})
+                raw = {"machine": environment, "streams": STREAMS, "rows": rows, "drift_s": drifts, "rounds": rounds}
+                write_json(arguments.results, raw | {"rounds_done_again": again + going.again})
                 show(rows)
             again += going.again
     show(summed_up(rounds))

@@ -1,4 +1,4 @@
-"""Messages of gRPC that cost a parser the most for their size, by the fields they are made of."""
+"""gRPC messages that cost a parser most for their size, by the fields that they consist of."""
 
 from __future__ import annotations
 

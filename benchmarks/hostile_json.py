@@ -1,4 +1,4 @@
-"""Bodies of JSON that cost a reader the most for their size, by what they are made of."""
+"""JSON bodies that cost a parser most for their size, by what they consist of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models whose cost is in the values they are sent, or in being opened: what an attacker would look for."""
+"""Small models whose cost depends on the input values, or that are expensive to open, as attackers would use them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ def write_loop(path: Path, *, endless: bool = False) -> Path:
             helper.make_node("Sub", ["twice", "last"], ["next"]),
         ],
         "body",
-        [_whole("turn", []), helper.make_tensor_value_info("go_on", TensorProto.BOOL, []), _floats("last", [4])],
+        [
+            _integer_tensor("turn", []),
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            _floats("last", [4]),
+        ],
         [helper.make_tensor_value_info("still", TensorProto.BOOL, []), _floats("next", [4])],
     )
-    taken = [] if endless else [_whole("turns", [1])]
+    taken = [] if endless else [_integer_tensor("turns", [1])]
     fixed = [numpy_helper.from_array(np.array([ENDLESS]), "turns")] if endless else []
     node = helper.make_node("Loop", ["turns", "", "x"], ["y"], body=body)
     return _save(path, [node], [*taken, _floats("x", [4])], [_floats("y", [4])], fixed)
@@ -39,7 +43,7 @@ def write_expand(path: Path) -> Path:
         helper.make_node("Expand", ["x", "shape"], ["large"]),
         helper.make_node("ReduceMean", ["large"], ["y"], keepdims=0),
     ]
-    return _save(path, nodes, [_floats("x", [1]), _whole("shape", [2])], [_floats("y", [])], [])
+    return _save(path, nodes, [_floats("x", [1]), _integer_tensor("shape", [2])], [_floats("y", [])], [])
 
 
 def write_shapes(path: Path) -> Path:
@@ -81,7 +85,7 @@ def _floats(name: str, shape: list[Any]) -> Any:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
-def _whole(name: str, shape: list[Any]) -> Any:
+def _integer_tensor(name: str, shape: list[Any]) -> Any:
     return helper.make_tensor_value_info(name, TensorProto.INT64, shape)
 
 

@@ -1,12 +1,12 @@
-"""Whether a change made weft slower: two checkouts of it, measured in turns.
+"""Did a change make weft slower? Two checkouts of it, measured in turns.
 
     git worktree add ../before COMMIT && (cd ../before && make .venv/ready)
     python benchmarks/in_turns.py --before ../before/.venv/bin/python [--only serving] [--save NAME]
 
-Decisions, requests and mapping run in one process per checkout; planning, with its measurements kept, and stitching,
-without measuring, as commands; serving as a server that answers a tiny network (``serving_overhead``). Counted is
-processor time. Each task is repeated, before and after taking turns; the least of the repeats is compared, which other
-processes move least, and the median is printed beside it.
+Decisions, requests and mapping run in one process per checkout; planning, with cached measurements, and stitching,
+without measuring, are commands; serving is a server with a tiny network (``serving_overhead``). CPU time is measured.
+The checkouts take turns at every task; the least of the repeats is compared, because other processes disturb it least;
+the median is printed as well.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tasks = arguments.only or [*TASKS, *COMMANDS, "serving"]
     inner = [task for task in tasks if task in TASKS]
-    about = machine("onnxruntime", "numba")
+    environment = machine("onnxruntime", "numba")
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         both = [
             stack.enter_context(checkout(name, python, Path(scratch), inner, "serving" in tasks))
@@ -193,7 +193,7 @@ def main() -> None:
             both[0].command(FAMILY)
         rows = show(measured(both, tasks, arguments.repeats, arguments.seconds))
     if arguments.save:
-        write_json(RESULTS / f"{arguments.save}.json", {"machine": about, "rows": rows})
+        write_json(RESULTS / f"{arguments.save}.json", {"machine": environment, "rows": rows})
 
 
 if __name__ == "__main__":

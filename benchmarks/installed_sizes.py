@@ -1,9 +1,9 @@
-"""What an installation weighs: the core alone and with each extra, in virtual environments of their own, put to use.
+"""The size of an installation: the core alone and with each extra, in separate virtual environments, put to use.
 
 Each environment gets the wheel of this checkout by ``pip install weft[EXTRA]``. Its size is that of all its files but
-compiled Python (.pyc), before anything was run in it; pip itself stays outside. Then the commands of the extra run
-there on small inputs. Downloads some 150 MB for each environment, into a temporary folder that is removed at the end.
-``--save`` keeps what is recorded of other extras.
+compiled Python (.pyc), before anything was run in it; pip itself is not counted. Then the commands of the extra run
+there on small inputs. Downloads some 150 MB per environment, into a temporary folder that is removed at the end.
+``--save`` keeps the recorded sizes of other extras.
 
     python benchmarks/installed_sizes.py --save            # the core and every tool
     python benchmarks/installed_sizes.py core z3 ray       # these alone
@@ -176,18 +176,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("extras", nargs="*", default=USUAL, help=f"of {', '.join(COMMANDS)}")
     parser.add_argument("--save", nargs="?", type=Path, const=RESULTS, help=f"write {RESULTS.name}, or another file")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", scratch, str(ROOT)]
         subprocess.run(build, check=True)
         (wheel,) = Path(scratch).glob("weft-*.whl")
-        for extra in asked.extras:
-            about = machine()
-            rows[extra] = {"machine": about} | measure(extra, wheel, Path(scratch) / extra)
+        for extra in arguments.extras:
+            environment = machine()
+            rows[extra] = {"machine": environment} | measure(extra, wheel, Path(scratch) / extra)
             show(extra, rows[extra])
-            if asked.save:
-                save(asked.save, rows)
+            if arguments.save:
+                save(arguments.save, rows)
     raise SystemExit(0 if all(is_kept(extra, row) for extra, row in rows.items()) else 1)
 
 

@@ -1,10 +1,10 @@
-"""What isolation costs: the same models in threads of a server and in worker processes, beside each other, in turns.
+"""The cost of isolation: the same models in threads of a server and in worker processes, in turns.
 
-Two servers with default settings and one lane, one with ``--isolation process``. Asked are a tiny network (64-128-10,
-about 10 us of work; in threads it runs on the event loop itself) and a chain of matrix products of more than 5 ms, over
-HTTP with binary tensors, in a closed loop. Counted is the processor time of the server and all its children, from
-/proc; the client's is not. Rounds alternate, so that both servers meet the same machine, and are done again where
-others disturbed them (``undisturbed``); shown is the median of the rounds, and of the differences within a round.
+Two servers with default settings and one lane, one with ``--isolation process``. Requests are for a tiny network
+(64-128-10, about 10 us of work; in threads it runs on the event loop itself) and for a chain of matrix products of more
+than 5 ms, over HTTP with binary tensors, in a closed loop. Measured is the CPU time of the server and all its children,
+from /proc, without the client's. Rounds alternate, so that both servers see the same machine, and disturbed rounds are
+repeated (``undisturbed``); shown is the median of the rounds, and of the differences within a round.
 
     python benchmarks/isolation_cost.py
 """
@@ -80,7 +80,7 @@ CASES = (
 
 def rounds_of(seconds: float, rounds: int, undisturbed: Undisturbed) -> dict[Case, list[tuple[Round, Round]]]:
     """Threads and workers in turns, every case in every round."""
-    found: dict[Case, list[tuple[Round, Round]]] = {case: [] for case in CASES}
+    results: dict[Case, list[tuple[Round, Round]]] = {case: [] for case in CASES}
     with tempfile.TemporaryDirectory() as folder:
         write_network(Path(folder) / "mlp.onnx")
         write_chain(Path(folder) / "chain.onnx")
@@ -89,8 +89,8 @@ def rounds_of(seconds: float, rounds: int, undisturbed: Undisturbed) -> dict[Cas
             for _ in range(rounds):
                 for case in CASES:
                     both = partial(_measured_both, threads, workers, case, seconds)
-                    found[case].append(undisturbed(both))
-    return found
+                    results[case].append(undisturbed(both))
+    return results
 
 
 def _measured_both(one: ServerProcess, other: ServerProcess, case: Case, seconds: float) -> tuple[Round, Round]:

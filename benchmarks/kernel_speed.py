@@ -1,8 +1,8 @@
-"""Whether the compiled loops are as fast as those of other checkouts: decisions, requests, refilled batches.
+"""Are the compiled loops as fast as those of other checkouts? Decisions, requests, refilled batches.
 
-A process for each checkout, all on the same core. They take turns at every measure, so that all see the same
-machine, which may be twice as fast a second later. ``fastest`` compares the fastest turns, ``ratio`` is the median over
-pairs of turns and counts: above 1 this checkout is slower. Writes benchmarks/results/kernel_speed.json.
+One process per checkout, all on the same core. They take turns at every measurement, so that all see the same machine,
+whose speed may double within a second. ``fastest`` compares the fastest turns; ``ratio``, the median over pairs of
+turns, is the result: above 1 this checkout is slower. Writes benchmarks/results/kernel_speed.json.
 
     git worktree add --detach ../before main
     python benchmarks/kernel_speed.py --before ../before
@@ -141,7 +141,7 @@ def compare(workers: dict[str, Worker], measure: str, repeats: int) -> dict[str,
     *others, own = spent
     return {
         "measure": measure,
-        "fastest_ns": {name: min(each) * 1e9 for name, each in spent.items()},
+        "fastest_ns": {name: min(times_s) * 1e9 for name, times_s in spent.items()},
         "ratio": {name: median(map(truediv, spent[own], spent[name])) for name in others},
     }
 
@@ -158,23 +158,23 @@ def main() -> None:
     parser.add_argument("--only", default="", help="measures that begin so")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work:
+    arguments = parser.parse_args()
+    if arguments.work:
         work_off()
         return
-    if not given.before:
+    if not arguments.before:
         parser.error("--before: which checkouts to compare with")
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    checkouts = {commit_of(path): path.resolve() for path in (*given.before, HERE.parent.parent)}
+    checkouts = {commit_of(path): path.resolve() for path in (*arguments.before, HERE.parent.parent)}
     *others, own = checkouts
     print(f"{'':28} {'fastest, ns':>32} {'ratio to ' + ', '.join(name[:7] for name in others):>32}")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         workers = {name: Worker(path, Path(folder) / name) for name, path in checkouts.items()}
-        for measure in (each for each in MEASURES if each.startswith(given.only)):
-            row = compare(workers, measure, given.repeats)
+        for measure in (name for name in MEASURES if name.startswith(arguments.only)):
+            row = compare(workers, measure, arguments.repeats)
             rows.append(row)
-            fastest = " ".join(f"{each:9.1f}" for each in row["fastest_ns"].values())
+            fastest = " ".join(f"{time_ns:9.1f}" for time_ns in row["fastest_ns"].values())
             print(
                 f"{measure:28} {fastest:>32} {'  '.join(f'{each:.2f}' for each in row['ratio'].values()):>32}",
                 flush=True,
@@ -187,9 +187,9 @@ def main() -> None:
         print(
             f"slowest against {name[:7]}: {worst['measure']}, {worst['ratio'][name]:.2f}, target {ALLOWED:g}: {verdict}"
         )
-    how = {"repeats": given.repeats, "statistic": "ratio: median over turns; processor time of one core"}
+    how = {"repeats": arguments.repeats, "statistic": "ratio: median over turns; processor time of one core"}
     record = {"format": 1, "machine": {**machine("numba"), **how}, "before": others, "now": own, "rows": rows}
-    given.output.write_text(json.dumps(record, indent=1) + "\n")
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What becomes of late requests, and what that costs the others: the rule ``weave`` beside ``keep`` and ``demote``.
+"""The rule ``weave`` for late requests compared with ``keep`` and ``demote``: their answers, and the cost for others.
 
 Layerweaver+'s nine pairs around the largest load that each policy sustains, and mixes of four streams below, at and
-above full load. What is measured is schedules, so any machine will do.
+above full load. Schedules are simulated, so any machine will do.
 
     python benchmarks/late_requests.py
 """
@@ -105,17 +105,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="simulated, of each run")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     rows: list[Row] = []
     print(f"{'scene':>22} {'load':>5} {'policy':>13} " + " ".join(f"{rule:>8}" for rule in RULES) + "   % late; ms")
-    for row in (*pairs(asked.seeds, asked.seconds), *mixes(asked.seeds, asked.seconds)):
+    for row in (*pairs(arguments.seeds, arguments.seconds), *mixes(arguments.seeds, arguments.seconds)):
         rows.append(row)
         shares = " ".join(f"{row.late[rule] * 100:8.2f}" for rule in RULES)
         means = " ".join(f"{row.tardiness_ms[rule]:8.2f}" for rule in RULES)
         print(f"{row.scene:>22} {row.load:5} {row.policy:>13} {shares}   {means}{'  WORSE' * row.worse}", flush=True)
     worse = sum(row.worse for row in rows)
     print(f"weave has more late requests than another rule in {worse} of {len(rows)}")
-    how: dict[str, Any] = {"seeds": asked.seeds, "seconds": asked.seconds}
+    how: dict[str, Any] = {"seeds": arguments.seeds, "seconds": arguments.seconds}
     RESULTS.parent.mkdir(exist_ok=True)
     write_json(RESULTS, {"format": 1, "machine": {**machine("numba"), **how}, "rows": [row._asdict() for row in rows]})
 

@@ -1,4 +1,4 @@
-"""On what a benchmark ran: the machine and the versions that its numbers belong to; and keeping its cores meanwhile."""
+"""The environment of a benchmark: machine and versions for its results, and processes that keep its cores awake."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def awake() -> Iterator[None]:
     finally:
         for each in idlers:
             each.kill()
-        for each in idlers:
-            each.wait()
+        for idler in idlers:
+            idler.wait()

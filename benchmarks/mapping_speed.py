@@ -1,9 +1,9 @@
 """How fast the best mapping is found and proved, with CP-SAT and Z3 in the same run.
 
-Three questions, each on synthetic models (a fast unit, a slow one 1.2 to 2.2 times slower, the Xavier's contention):
-how long proofs take by size; how many times faster than Z3 on sizes Z3 finishes; what CP-SAT proves without contention.
-And one on the pairs of HaX-CoNN's Table 6: when the first improvement over the best baseline comes, and when the
-schedule is within 2 % of the best. Times are of a warm process, seconds of wall time, medians over the seeds.
+Three measurements on synthetic models (a fast unit, a slow one 1.2 to 2.2 times slower, the Xavier's contention): the
+time of proofs by size; the speed-up over Z3 for sizes that Z3 finishes; the proofs of CP-SAT without contention. And
+one on the pairs of HaX-CoNN's Table 6: the time to the first improvement over the best baseline, and to a schedule
+within 2 % of the best. Times are wall time in seconds of a warm process, medians over the seeds.
 
     make bench                                    (without Z3)
     pip install 'weft[z3]' && python benchmarks/mapping_speed.py --z3
@@ -57,17 +57,17 @@ def proofs(seeds: int) -> list[dict[str, Any]]:
     """Time from the call to the proof, and to one that assumes nothing."""
     rows = []
     for models, groups, target_s in PROOFS:
-        found = [solve(synthetic(seed, models, groups)).certificate for seed in range(1, seeds + 1)]
+        results = [solve(synthetic(seed, models, groups)).certificate for seed in range(1, seeds + 1)]
         rows.append(
             {
                 "models": models,
                 "groups": groups,
                 "seeds": seeds,
-                "proved": sum(each.proved for each in found),
-                "without_assumption": sum(each.proved and not each.assumes for each in found),
-                "median_s": median(each.first_proof_s or each.seconds for each in found),
-                "slowest_s": max(each.first_proof_s or each.seconds for each in found),
-                "median_states": median(each.states for each in found),
+                "proved": sum(result.proved for result in results),
+                "without_assumption": sum(result.proved and not result.assumes for result in results),
+                "median_s": median(result.first_proof_s or result.seconds for result in results),
+                "slowest_s": max(result.first_proof_s or result.seconds for result in results),
+                "median_states": median(result.states for result in results),
                 "target_s": target_s,
             }
         )
@@ -137,7 +137,7 @@ def experiment(number: int) -> Problem:
 
 def when(solution: Solution, value: float) -> float | None:
     """When a schedule of at most that value was published."""
-    return next((each.seconds for each in solution.improvements if each.value <= value), None)
+    return next((improvement.seconds for improvement in solution.improvements if improvement.value <= value), None)
 
 
 def anytime(repeats: int) -> list[dict[str, Any]]:
@@ -168,16 +168,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--z3", action="store_true", help="Compare with Z3 too; needs the extra z3, some minutes.")
-    asked = parser.parse_args()
-    before = machine("numba", "ortools", *(["z3-solver"] if asked.z3 else []))
+    arguments = parser.parse_args()
+    before = machine("numba", "ortools", *(["z3-solver"] if arguments.z3 else []))
     for size in ((2, 3), (2, 12), (3, 4)):
         solve(synthetic(99, *size))  # compile and load
-    found = {"proofs": proofs(asked.seeds), "anytime": anytime(asked.repeats), "cpsat": against_cpsat(3)}
-    if asked.z3:
-        found["z3"] = against_z3(3)
-    show(found)
+    results = {"proofs": proofs(arguments.seeds), "anytime": anytime(arguments.repeats), "cpsat": against_cpsat(3)}
+    if arguments.z3:
+        results["z3"] = against_z3(3)
+    show(results)
     RESULTS.parent.mkdir(exist_ok=True)
-    write_json(RESULTS, {"format": 1, "machine": {**before, "statistic": "medians, warm process"}, **found})
+    write_json(RESULTS, {"format": 1, "machine": {**before, "statistic": "medians, warm process"}, **results})
 
 
 def show(found: dict[str, list[dict[str, Any]]]) -> None:

@@ -1,4 +1,4 @@
-"""A server in threads (T) or with isolation (P): its file of settings for either, and when its models are learned."""
+"""A server in threads (T) or with isolation (P): the settings of each mode, and the wait until models are learned."""
 
 from __future__ import annotations
 

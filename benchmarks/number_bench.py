@@ -1,7 +1,7 @@
-"""One network under every method, on its full validation images: what ``number_formats.py`` runs and keeps.
+"""One network under every tuning method, on its full validation images: the searches of ``number_formats.py``.
 
-A ``SearchJob`` is one search. Each has a database of its own, so that an interrupted search goes on where it was and
-no method profits from what another has scored. Test images are only looked at when a search is over.
+A ``SearchJob`` is one search. Each has a database of its own, so that an interrupted search continues and no method
+profits from the scores of another. Test images are used only after a search has ended.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class NetworkBench:
         """The tuned layers in int8 instead, with one scale for a tensor and with one for each channel."""
         calibration = {"image": _inputs(self.splits.train, CALIBRATION)}
         nodes = [layer for target in self.network.targets for layer in target.layers]
-        found = {}
+        results = {}
         for kind in (INT8, INT8_CHANNELS):
             with TemporaryDirectory() as folder:
                 made = quantise_int8(
@@ -138,8 +138,8 @@ class NetworkBench:
                     float(np.mean(classes(made.path, {"image": _inputs(part)}) == part.label))
                     for part in (self.splits.validation, self.splits.test)
                 )
-                found[kind] = Int8(tuned_on, untouched, made.weights, made.scale_bytes, made.file_bytes)
-        return found
+                results[kind] = Int8(tuned_on, untouched, made.weights, made.scale_bytes, made.file_bytes)
+        return results
 
     def _evaluator(self, share: float = SMALL_SHARE) -> OnnxEvaluator:
         """A new one for each search, so that none finds what another has left in its memory."""
@@ -160,20 +160,20 @@ class NetworkBench:
         assert not isinstance(share, str) and not isinstance(shift, str) and share and shift is not None
         network, began = started(self.network, shift), time.perf_counter()
         with self._evaluator(share) as evaluator:
-            found = find_formats(
+            result = find_formats(
                 network, evaluator, margin=job.margin, database=self._database(job), **settings(network, job)
             )
         seconds = time.perf_counter() - began
-        run = self._scored(job, found.configuration, found.score, found.base["full"], True)
-        note = f"{found.reused} scores from an interrupted search" if found.reused else ""
-        samples = sum(found.samples.values())
-        return [replace(run, seconds=seconds, iterations=found.iterations, samples=samples, note=note)], found
+        run = self._scored(job, result.configuration, result.score, result.base["full"], True)
+        note = f"{result.reused} scores from an interrupted search" if result.reused else ""
+        samples = sum(result.samples.values())
+        return [replace(run, seconds=seconds, iterations=result.iterations, samples=samples, note=note)], result
 
     def _baseline(self, job: SearchJob) -> list[ScoredRun]:
-        found = [self._of_baseline(job)]
-        if not found[0].feasible and job.method != STRIPES:
-            found.append(self._of_baseline(job, repair=True))
-        return found
+        results = [self._of_baseline(job)]
+        if not results[0].feasible and job.method != STRIPES:
+            results.append(self._of_baseline(job, repair=True))
+        return results
 
     def _of_baseline(self, job: SearchJob, **options: bool) -> ScoredRun:
         method: Callable[..., Baseline] = BASELINES[_BASELINES[job.method]]
@@ -182,22 +182,22 @@ class NetworkBench:
             options["covering"] = True
         began = time.perf_counter()
         with self._evaluator() as evaluator:
-            found = method(self.network, evaluator, margin=job.margin, database=self._database(job), **options)
+            result = method(self.network, evaluator, margin=job.margin, database=self._database(job), **options)
         seconds = time.perf_counter() - began
-        run = self._scored(named, found.configuration, found.score, found.base, found.feasible)
-        return replace(run, seconds=seconds, iterations=found.evaluations, samples=found.samples)
+        run = self._scored(named, result.configuration, result.score, result.base, result.feasible)
+        return replace(run, seconds=seconds, iterations=result.evaluations, samples=result.samples)
 
     def _exhaustive(self, job: SearchJob) -> ScoredRun:
         began = time.perf_counter()
         with self._evaluator() as evaluator:
-            found = exhaustive(
+            result = exhaustive(
                 self.network, evaluator, platform=enumerated(self.name, job.margin), margin=job.margin,
                 biases=ENUMERATED[self.name, job.margin].biases, database=self._database(job),
             )  # fmt: skip
         seconds = time.perf_counter() - began
-        best = found.configuration or Configuration({})
-        run = self._scored(job, best, found.score, found.base, found.configuration is not None)
-        return replace(run, seconds=seconds, iterations=found.scored, note=f"{found.size} configurations")
+        best = result.configuration or Configuration({})
+        run = self._scored(job, best, result.score, result.base, result.configuration is not None)
+        return replace(run, seconds=seconds, iterations=result.scored, note=f"{result.size} configurations")
 
     def _scored(self, job: SearchJob, found: Configuration, score: float, base: float, feasible: bool) -> ScoredRun:
         return ScoredRun(job.method, job.margin, found, score, self.test(found), base, feasible, 0, 0, 0.0, job.option)

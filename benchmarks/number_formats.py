@@ -1,13 +1,13 @@
-"""Tune the four classifiers on their full validation images with every method, and keep what was found.
+"""Tune the four classifiers on their full validation images with every method, and store the results.
 
     python training/fetch.py --to DATA
     python benchmarks/number_formats.py --data DATA
     python benchmarks/number_formats.py --data DATA --nets lenet --only weft Ristretto
 
-writes the file that ``weft reproduce libnumber`` shows, after every search. What is in it is not run again (unless
---again), and a search that was interrupted goes on from its database in --scratch. Searches see validation images only;
-what they find is scored on the test images once. All of it takes hours on two cores and minutes with --cuda
-(``cuda_scores.py``); after that, --score-again lets ONNX Runtime score what was found.
+writes the file that ``weft reproduce libnumber`` shows, after every search. Searches in that file are not run again
+(unless --again), and an interrupted search continues from its database in --scratch. Searches see validation images
+only; their results are scored on the test images once. All of it takes hours on two cores and minutes with --cuda
+(``cuda_scores.py``); after that, --score-again lets ONNX Runtime score the results.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def score_again(bench: NetworkBench, entry: dict[str, Any]) -> None:
     """Every configuration that was found, and the model in int8; a margin that is missed by now is said so."""
     plain = Configuration({})
     entry |= {"validation": bench.validation(plain), "test": bench.test(plain)}
-    entry["int8"] = {kind: each._asdict() for kind, each in bench.int8().items()}
+    entry["int8"] = {kind: result._asdict() for kind, result in bench.int8().items()}
     bases = {True: bench.validation(searches.sixteen_bits(bench.network)), False: entry["validation"]}
     for run in entry["runs"]:
         found, searched = parse_configuration(run["configuration"]), run["validation"]
@@ -98,7 +98,7 @@ def record(bench: NetworkBench, entry: dict[str, Any], job: searches.SearchJob) 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
     """JSON has no NaN; a score that is none was never had."""
-    return {key: 0.0 if isinstance(each, float) and math.isnan(each) else each for key, each in values.items()}
+    return {key: 0.0 if isinstance(value, float) and math.isnan(value) else value for key, value in values.items()}
 
 
 def arguments() -> argparse.Namespace:

@@ -1,7 +1,7 @@
-"""How fast values are rounded to a number format: 16 Mi float32, out of place, one thread, against a plain copy.
+"""The speed of rounding values to a number format: 16 Mi float32, out of place, one thread, against a plain copy.
 
-Rivals in the same run: numpy.copyto, and ml_dtypes' round trip through float8_e4m3fn. All variants take turns, the
-fastest of the repeats counts, in processor time, so that other work on the machine disturbs as little as it can.
+Rivals in the same run: numpy.copyto, and ml_dtypes' round trip through float8_e4m3fn. All variants take turns; the
+fastest of the repeats in CPU time counts, so that other processes disturb as little as possible.
 
     python benchmarks/number_speed.py
 """
@@ -48,8 +48,8 @@ def measure(repeats: int) -> dict[str, float]:
     work["in place " + spell(FIXED(8))] = lambda: rounded(out, FIXED(8), out=out)
     best = dict.fromkeys(work, np.inf)
     for turn in range(repeats):
-        for name, each in work.items():
-            best[name] = min(best[name], seconds(each))
+        for name, run in work.items():
+            best[name] = min(best[name], seconds(run))
         if turn % 20 == 0:
             rival = seconds(lambda: x.astype(ml_dtypes.float8_e4m3fn).astype(np.float32))
             best["ml_dtypes"] = min(best.get("ml_dtypes", np.inf), rival)

@@ -1,14 +1,14 @@
-"""What weft on Ray costs and what it is good for, on a cluster of three nodes on this machine.
+"""The cost and the benefit of weft on Ray, on a cluster of three nodes on this machine.
 
-- cost: one small request at a time, in turns through a gate and straight to a server. Counted is the processor time
-  of the gate and the servers, from /proc, less what they use when nobody asks; and the latencies. Rounds alternate;
+- cost: one small request at a time, in turns through a gate (router) and straight to a server. Measured are latencies
+  and the CPU time of the gate and the servers, from /proc, less their CPU time without requests. Rounds alternate;
   shown is the median of them, and of the differences within a round.
-- routers: gates that go by expected finish (``slack``) and gates that go by requests in flight (``two-in-flight``: of
-  two that are drawn the one with fewer, which with one try is what Ray Serve's own router does), one and four of them,
-  before three servers of three models, one at half speed. Those servers sleep for what they would compute, and need no
-  Ray: three that compute would share the cores of one machine, and be slow for each other.
-- kills: a server's process is killed five times on the way, each time another one.
-- refused: how long a gate takes to refuse what cannot be on time anywhere.
+- routers: gates that choose by expected finish (``slack``) and gates that choose by requests in flight
+  (``two-in-flight``: of two random servers the one with fewer; with one try that is Ray Serve's own router), one gate
+  and four, in front of three servers of three models, one at half speed. These servers sleep instead of computing and
+  need no Ray: three that compute would share the cores of one machine and slow each other down.
+- kills: a server's process is killed five times while requests run, another one each time.
+- refused: the time until a gate refuses a request that no server can answer in time.
 
 Ray must be installed (``pip install 'weft[ray]'``).
 
@@ -94,7 +94,7 @@ def small(target: Any, key: str | None) -> bytes:
     return request_bytes(target, "POST", "v2/models/mlp/infer", key=key, head=head, body=text + raw)
 
 
-async def asked(url: str, key: str | None, count: int) -> list[float]:
+async def sequential_times(url: str, key: str | None, count: int) -> list[float]:
     """Seconds that requests take, one after another."""
     pool = Pool(parse_url(url), 1)
     return await times_of(pool, small(pool.target, key), count)
@@ -127,23 +127,23 @@ def cost(cluster: LocalCluster, key: str) -> dict[str, Any]:
         idle = (used_s(pids) - before) / (time.perf_counter() - began)
         for name, (url, its_key) in ways.items():
             began, before = time.perf_counter(), used_s(pids)
-            times = asyncio.run(asked(url, its_key, EACH))
+            times = asyncio.run(sequential_times(url, its_key, EACH))
             passed = time.perf_counter() - began
             rounds[name].append((((used_s(pids) - before) - idle * passed) / EACH, times))
-    found: dict[str, Any] = {}
-    for name, each in rounds.items():
-        found[name] = {
-            "cpu_ms": statistics.median(cpu for cpu, _ in each) * 1e3,
-            "p50_ms": statistics.median(float(np.median(times)) for _, times in each) * 1e3,
-            "p99_ms": statistics.median(float(np.quantile(times, 0.99)) for _, times in each) * 1e3,
+    results: dict[str, Any] = {}
+    for name, samples in rounds.items():
+        results[name] = {
+            "cpu_ms": statistics.median(cpu for cpu, _ in samples) * 1e3,
+            "p50_ms": statistics.median(float(np.median(times)) for _, times in samples) * 1e3,
+            "p99_ms": statistics.median(float(np.quantile(times, 0.99)) for _, times in samples) * 1e3,
         }
     pairs = list(zip(rounds["gate"], rounds["direct"], strict=True))
-    found["added"] = {
+    results["added"] = {
         "cpu_ms": statistics.median(gate[0] - direct[0] for gate, direct in pairs) * 1e3,
         "p50_ms": statistics.median(float(np.median(g[1]) - np.median(d[1])) for g, d in pairs) * 1e3,
         "p99_ms": statistics.median(float(np.quantile(g[1], 0.99) - np.quantile(d[1], 0.99)) for g, d in pairs) * 1e3,
     }
-    return found
+    return results
 
 
 # Routers
@@ -191,12 +191,12 @@ def sleeping() -> Iterator[dict[str, list[str]]]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     servers = [SleepingServer(0.5 if name == SLOWED else 1.0) for name in MACHINES]
-    urls = [asyncio.run_coroutine_threadsafe(each.start(), loop).result() for each in servers]
+    urls = [asyncio.run_coroutine_threadsafe(server.start(), loop).result() for server in servers]
     try:
         yield {name: [url] for name, url in zip(MACHINES, urls, strict=True)}
     finally:
-        for each in servers:
-            loop.call_soon_threadsafe(each.close)
+        for server in servers:
+            loop.call_soon_threadsafe(server.close)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
 
@@ -230,15 +230,15 @@ def missed(case: Case, seed: int) -> tuple[int, int]:
         with sleeping() as servers, ThreadPoolExecutor(case.gates) as pool:
             for thread in threads:
                 thread.know({url: machine for machine in placed.machines for url in servers[machine.name]})
-            while any(not each["up"] for thread in threads for each in thread.status()["servers"]):
+            while any(not server["up"] for thread in threads for server in thread.status()["servers"]):
                 time.sleep(0.05)
             numbers = range(case.gates)
             results = list(pool.map(lambda at: sent(urls[at], streams, SECONDS, 100 * seed + at), numbers))
     finally:
         for thread in threads:
             thread.stop()
-    figures = [each.figures for result in results for each in result.streams]
-    return sum(each.scheduled - each.met for each in figures), sum(each.scheduled for each in figures)
+    figures = [stream.figures for result in results for stream in result.streams]
+    return sum(figure.scheduled - figure.met for figure in figures), sum(figure.scheduled for figure in figures)
 
 
 def sent(url: str, streams: list[dict[str, Any]], seconds: float, seed: int, warmup_s: float = 1.0) -> LoadResult:
@@ -247,12 +247,12 @@ def sent(url: str, streams: list[dict[str, Any]], seconds: float, seed: int, war
 
 
 def routers() -> dict[str, Any]:
-    found: dict[str, list[tuple[int, int]]] = {}
+    results: dict[str, list[tuple[int, int]]] = {}
     for seed in range(SEEDS):
         for case in CASES:
-            found.setdefault(str(case), []).append(missed(case, seed))
-    shares = {name: sum(late for late, _ in runs) / sum(all_ for _, all_ in runs) for name, runs in found.items()}
-    return {"missed": shares, "late_of": found}
+            results.setdefault(str(case), []).append(missed(case, seed))
+    shares = {name: sum(late for late, _ in runs) / sum(all_ for _, all_ in runs) for name, runs in results.items()}
+    return {"missed": shares, "late_of": results}
 
 
 # Kills
@@ -270,11 +270,15 @@ def kills(cluster: LocalCluster, requests: int) -> dict[str, Any]:
             if done.wait(max(0.0, at - time.monotonic())):
                 return
             name = MACHINES[number % len(MACHINES)]
-            known = {each["url"] for each in cluster.status()["servers"] if each["machine"] == name}
+            known = {server["url"] for server in cluster.status()["servers"] if server["machine"] == name}
             os.kill(cluster.where(name)[0], signal.SIGKILL)
             began = time.monotonic()
             while not done.wait(0.05):
-                up = {each["url"] for each in cluster.status()["servers"] if each["machine"] == name and each["up"]}
+                up = {
+                    server["url"]
+                    for server in cluster.status()["servers"]
+                    if server["machine"] == name and server["up"]
+                }
                 if up - known:
                     back.append(time.monotonic() - began)
                     break
@@ -287,15 +291,15 @@ def kills(cluster: LocalCluster, requests: int) -> dict[str, Any]:
     killer.join()
     told = cluster.status()
     return {
-        "requests": sum(each.figures.scheduled for each in result.streams),
-        "answered": sum(each.figures.answered for each in result.streams),
-        "statuses": {each.stream.model: dict(each.figures.statuses) for each in result.streams},
-        "broken": sum(each.figures.broken + each.figures.lost for each in result.streams),
+        "requests": sum(stream.figures.scheduled for stream in result.streams),
+        "answered": sum(stream.figures.answered for stream in result.streams),
+        "statuses": {stream.stream.model: dict(stream.figures.statuses) for stream in result.streams},
+        "broken": sum(stream.figures.broken + stream.figures.lost for stream in result.streams),
         "kills": len(back),
         "replacement_s": back,
         "tried_again": told["counts"].get("tried_again", 0),
         "lost": told["counts"].get("lost", 0),
-        "p99_ms": [(each.figures.p99_s or 0) * 1e3 for each in result.streams],
+        "p99_ms": [(stream.figures.p99_s or 0) * 1e3 for stream in result.streams],
     }
 
 

@@ -1,8 +1,8 @@
-"""How fast requests are simulated: layer decisions per second of the compiled loop, against the plain engine.
+"""The speed of simulating requests: layer decisions per second of the compiled loop, against the plain engine.
 
-Two streams on one core: on an NPU, and on a host with two lanes, there in requests per second. Variants take turns, the
-fastest of the repeats counts. Memory is the peak of the process after a run of one and of ten times the length. Writes
-benchmarks/results/online_speed.json.
+Two streams on one core: on an NPU, and on a host with two lanes, there in requests per second. Variants take turns and
+the fastest of the repeats counts. Memory is the peak of the process after a run of one and of ten times the length.
+Writes benchmarks/results/online_speed.json.
 
     make bench
 """

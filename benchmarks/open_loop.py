@@ -1,10 +1,9 @@
-"""Requests that leave at their times, whatever became of those before: the client of the comparisons.
+"""An open-loop client: requests are sent at scheduled times, whether or not earlier ones were answered.
 
-A latency counts from the time a request was due, so a server that stalls is charged for everybody it kept waiting, and
-so is this client where it is late itself (``Seen.lag_s`` tells). Everything is sent from one thread. Requests share
-connections that were opened before the first one is due, or bring one of their own (``Ask.fresh``).
-``weft.load`` is the same for servers of the Open Inference Protocol; here requests are bytes, and peers may have ways
-of their own.
+A latency counts from the time at which the request was due, so a server that stalls is charged for all waiting
+requests, and so is this client for its own delay (``Seen.lag_s``). Everything is sent from one thread. Requests share
+connections that were opened before the first one is due, or open one of their own (``Ask.fresh``).
+``weft.load`` does the same for servers of the Open Inference Protocol; here requests are bytes, for any protocol.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Servers in use, each with two models as its documentation says for this purpose: how to install, start and ask it.
+"""Inference servers of others, each with two models set up by its documentation: how to install, start and query it.
 
 All run ONNX Runtime with one thread per model and may use every core. Each gets the request that costs it least: weft
-and Triton the protocol's binary tensors, Ray Serve the bytes alone, MLServer and LitServe base64 in JSON, as they take
-no binary bodies.
+and Triton the protocol's binary tensors, Ray Serve the bytes alone, MLServer and LitServe base64 in JSON, because they
+accept no binary bodies.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Running(NamedTuple):
         return ticks_s(self.members())
 
     def members(self) -> list[Process]:
-        known = {each.pid: each for each in family(self.pid)}
-        return list((known | {each.pid: each for each in (marked(self.mark) if self.mark else [])}).values())
+        known = {process.pid: process for process in family(self.pid)}
+        return list((known | {process.pid: process for process in (marked(self.mark) if self.mark else [])}).values())
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ class Peer:
         """Until it answers for every model."""
         until_s = time.monotonic() + START_S
         for model in models:
-            while _asked(port, self.request(model))[0] != 200:
+            while _exchange(port, self.request(model))[0] != 200:
                 if process.poll() is not None or time.monotonic() > until_s:
                     raise RuntimeError(f"{self.name} did not start: {log.read_text()[-1500:]}")
                 time.sleep(0.3)
 
     def check(self, url: str, model: Model, expected: Any) -> None:
         """Refuse a server that computes something else."""
-        status, body = _asked(int(url.rpartition(":")[2]), self.request(model))
+        status, body = _exchange(int(url.rpartition(":")[2]), self.request(model))
         if status != 200 or not np.allclose(self.numbers(model, body).ravel(), expected.ravel(), atol=1e-4):
             raise RuntimeError(f"{self.name}: {model.name}: another answer than ONNX Runtime's ({status})")
 
@@ -154,8 +154,12 @@ class MlServer(Peer):
             (folder / model.name).mkdir()
             extra = {"shape": list(model.shape)}
             parameters = {"uri": model.path, "extra": extra, "inference_pool_gid": model.name}
-            about = {"name": model.name, "implementation": "mlserver_onnx.PackedOnnxModel", "parameters": parameters}
-            (folder / model.name / "model-settings.json").write_text(json.dumps(about))
+            settings = {
+                "name": model.name,
+                "implementation": "mlserver_onnx.PackedOnnxModel",
+                "parameters": parameters,
+            }
+            (folder / model.name / "model-settings.json").write_text(json.dumps(settings))
         return [str(python.parent / "mlserver"), "start", str(folder)]
 
     def environment(self, python: Path, folder: Path) -> dict[str, str]:
@@ -269,7 +273,7 @@ def install(peer: Peer, folder: Path) -> Path:
 
 def versions(peer: Peer, python: Path) -> dict[str, str]:
     """Package -> version of what was asked for."""
-    names = [each.partition("==")[0].partition("<")[0].partition("[")[0] for each in peer.packages]
+    names = [package.partition("==")[0].partition("<")[0].partition("[")[0] for package in peer.packages]
     script = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
     told = subprocess.run([str(python), "-c", script, *names], capture_output=True, text=True, check=True)
     return dict(zip(names, told.stdout.split(), strict=True))
@@ -284,7 +288,7 @@ def free_port() -> int:
 
 def _listed(folder: Path, models: list[Model]) -> Path:
     path = folder / "models.json"
-    path.write_text(json.dumps([{"name": each.name, "path": each.path, "shape": each.shape} for each in models]))
+    path.write_text(json.dumps([{"name": model.name, "path": model.path, "shape": model.shape} for model in models]))
     return path
 
 
@@ -307,7 +311,7 @@ def _packages(python: Path) -> Path:
     return next((python.parents[1] / "lib").glob("python*")) / "site-packages"
 
 
-def _asked(port: int, request: bytes) -> tuple[int, bytes]:
+def _exchange(port: int, request: bytes) -> tuple[int, bytes]:
     """Send one request; status and body of the answer, 0 where there is none."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
@@ -325,8 +329,8 @@ def _asked(port: int, request: bytes) -> tuple[int, bytes]:
 
 
 def _length(head: bytes) -> int:
-    found = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-    return int(found[0].partition(b":")[2]) if found else 0
+    results = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    return int(results[0].partition(b":")[2]) if results else 0
 
 
 def _stop(process: subprocess.Popen[bytes], mark: str) -> None:

@@ -1,8 +1,8 @@
-"""Beside servers in use: an urgent small model and a heavy one, the same requests at the same times for each of them.
+"""weft compared with other servers: an urgent small model and a heavy one, the same requests at the same times.
 
-Real models out of packages, one machine, one run; servers take turns, each alone on the machine with an open-loop
-client (``open_loop``). Each is installed into an environment of its own and set up for two models as its documentation
-says (``peer_servers``). Processor time is that of all processes of a server; the floor is ONNX Runtime alone.
+Models from published packages, one machine, one run; servers take turns, each alone on the machine with an open-loop
+client (``open_loop``). Each is installed into its own environment and set up for two models by its documentation
+(``peer_servers``). CPU time is that of all processes of a server; the lower bound is ONNX Runtime alone.
 
     python benchmarks/peers.py [--seconds 30] [--repeats 2] [--peers weft,MLServer] [--environments DIR] [--save]
 """
@@ -23,7 +23,7 @@ import onnxruntime as ort
 from machine import awake, machine
 from open_loop import Ask, Seen, run_open_loop
 from peer_servers import PEERS, Model, Peer, Running, Weft, install, versions
-from verdicts import show_table, told
+from verdicts import format_figure, show_table
 
 from weft.base.jsonfile import write_json
 from weft.load.report import OK
@@ -53,8 +53,8 @@ class Alone:
         files = packaged_models()
         self.sessions = {name: _session(str(files[name])) for name in SHAPES}
         self.models = [_model(name, str(files[name]), self.sessions[name]) for name in SHAPES]
-        self.answers = {each.name: self._run(each) for each in self.models}
-        self.seconds = {each.name: self._seconds(each) for each in self.models}
+        self.answers = {model.name: self._run(model) for model in self.models}
+        self.seconds = {model.name: self._seconds(model) for model in self.models}
 
     def _run(self, model: Model) -> Any:
         return self.sessions[model.name].run(None, {model.input: model.tensor()})[0]
@@ -125,20 +125,20 @@ def floor_cpu_ms(alone: Alone, rate: float) -> float:
 
 def environments(peers: list[Peer], folder: Path) -> tuple[dict[str, Path], dict[str, Any]]:
     """Install them; where the python of each is, and what became of it."""
-    pythons, about = {}, {}
+    pythons, setups = {}, {}
     for peer in peers:
         if isinstance(peer, Weft):
-            pythons[peer.name], about[peer.name] = Path(), {"tuned": peer.tuned}
+            pythons[peer.name], setups[peer.name] = Path(), {"tuned": peer.tuned}
             continue
         print(f"installing {peer.name}", flush=True)
         try:
             python = install(peer, folder / peer.name.replace(" ", "-").lower())
             pythons[peer.name] = python
-            about[peer.name] = {"tuned": peer.tuned, "versions": versions(peer, python)}
+            setups[peer.name] = {"tuned": peer.tuned, "versions": versions(peer, python)}
         except (RuntimeError, OSError) as problem:
-            about[peer.name] = {"tuned": peer.tuned, "left_out": str(problem)}
+            setups[peer.name] = {"tuned": peer.tuned, "left_out": str(problem)}
             print(f"{peer.name} is left out: {problem}", flush=True)
-    return pythons, about
+    return pythons, setups
 
 
 def compare(
@@ -162,16 +162,16 @@ def compare(
 
 
 def _line(row: dict[str, Any]) -> str:
-    return ", ".join(f"{COLUMNS[key][0]} {told(row[key], COLUMNS[key][1])}" for key in FIGURES)
+    return ", ".join(f"{COLUMNS[key][0]} {format_figure(row[key], COLUMNS[key][1])}" for key in FIGURES)
 
 
 def medians(rows: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
     """Server -> the median of each figure over its runs; None where a run has none."""
-    found: dict[str, dict[str, float | None]] = {}
+    results: dict[str, dict[str, float | None]] = {}
     for name in dict.fromkeys(row["server"] for row in rows):
         runs = [row for row in rows if row["server"] == name]
-        found[name] = {key: _median([row[key] for row in runs]) for key in FIGURES}
-    return found
+        results[name] = {key: _median([row[key] for row in runs]) for key in FIGURES}
+    return results
 
 
 def _median(values: list[float | None]) -> float | None:
@@ -185,7 +185,7 @@ def markdown(found: dict[str, dict[str, float | None]], about: dict[str, Any], t
     lines.append("|---|" + "---|" * len(FIGURES))
     for name, row in found.items():
         version = next(iter(about.get(name, {}).get("versions", {}).values()), "")
-        cells = [told(row[key], COLUMNS[key][1]) for key in FIGURES]
+        cells = [format_figure(row[key], COLUMNS[key][1]) for key in FIGURES]
         lines.append(f"| {name} {version}".rstrip() + " | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
@@ -199,27 +199,27 @@ def main() -> None:
     parser.add_argument("--environments", type=Path, help="where they are installed, and found the next time")
     parser.add_argument("--markdown", type=Path, help="write the table for the documentation here")
     parser.add_argument("--save", nargs="?", type=Path, const=RESULTS, help=f"write {RESULTS.name}, or another file")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left behind
-    wanted = [each.replace(";", ",") for each in asked.peers.split(",")]
+    wanted = [part.replace(";", ",") for part in arguments.peers.split(",")]
     peers = [peer for peer in PEERS if peer.name in wanted]
     host, alone = machine("onnxruntime"), Alone()
     rate = HEAVY_LOAD / alone.seconds[HEAVY]
     with tempfile.TemporaryDirectory() as scratch:
-        pythons, about = environments(peers, asked.environments or Path(scratch))
-        rows = compare(peers, pythons, alone, asked.seconds, asked.repeats)
+        pythons, about = environments(peers, arguments.environments or Path(scratch))
+        rows = compare(peers, pythons, alone, arguments.seconds, arguments.repeats)
     found, floor = medians(rows), floor_cpu_ms(alone, rate)
     title = (
         f"{URGENT}: {URGENT_PER_S:g}/s, due in {URGENT_MS:g} ms; {HEAVY}: {rate:.1f}/s, {HEAVY_LOAD:.0%} of a core; "
         f"ONNX Runtime alone takes {floor:.1f} ms of processor time per request"
     )
-    cells = [(name, *(told(row[key], COLUMNS[key][1]) for key in FIGURES)) for name, row in found.items()]
+    cells = [(name, *(format_figure(row[key], COLUMNS[key][1]) for key in FIGURES)) for name, row in found.items()]
     show_table(title, ("server", *(COLUMNS[key][0] for key in FIGURES)), cells)
-    if asked.markdown:
-        asked.markdown.write_text(markdown(found, about, title))
-    if asked.save:
-        plan = {"seconds": asked.seconds, "repeats": asked.repeats, "heavy_per_s": rate, "floor_cpu_ms": floor}
-        write_json(asked.save, {"machine": host, **plan, "servers": about, "medians": found, "runs": rows})
+    if arguments.markdown:
+        arguments.markdown.write_text(markdown(found, about, title))
+    if arguments.save:
+        plan = {"seconds": arguments.seconds, "repeats": arguments.repeats, "heavy_per_s": rate, "floor_cpu_ms": floor}
+        write_json(arguments.save, {"machine": host, **plan, "servers": about, "medians": found, "runs": rows})
 
 
 if __name__ == "__main__":

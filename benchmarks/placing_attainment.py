@@ -1,8 +1,9 @@
-"""Which share of the requests is on time: ours beside AlpaServe's greedy and integer programme, on AlpaServe's axes.
+"""The share of requests on time: ``weft place`` compared with AlpaServe's greedy and integer programme.
 
-Machines, rate, burstiness and deadlines vary one at a time. Everybody places with the arrivals of some seeds and is
-judged by those of others, in the same simulated cluster with the same router; the bound is drawn beside. The greedy
-asks that simulator after every replica, as published. Writes benchmarks/results/placing_attainment.json and .png.
+Machines, rate, burstiness and deadlines vary one at a time, as in AlpaServe's figures. Every method places models with
+the arrivals of some seeds and is scored on those of others, in the same simulated cluster with the same router; the
+bound is drawn as well. The greedy asks that simulator after every replica, as published. Writes
+benchmarks/results/placing_attainment.json and .png.
 
     python benchmarks/placing_attainment.py
 """
@@ -71,8 +72,8 @@ def problem_of(point: Point) -> PlacingProblem:
 def on_time(filling: Filling, seeds: tuple[int, ...]) -> Floats:
     """(model): the share of its requests that are on time; none of those of a model that is nowhere."""
     problem = filling.problem
-    found: Floats = sum(Attaining(problem, seed, REQUESTS).run(filling).on_time for seed in seeds) / len(seeds)
-    return found
+    result: Floats = sum(Attaining(problem, seed, REQUESTS).run(filling).on_time for seed in seeds) / len(seeds)
+    return result
 
 
 def attained(filling: Filling, seeds: tuple[int, ...]) -> float:
@@ -109,18 +110,18 @@ def measure(point: Point) -> dict[str, Any]:
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """How often ours is behind a rival, by how much, and how much of what a rival misses it saves."""
-    found: dict[str, Any] = {"points": len(rows)}
+    results: dict[str, Any] = {"points": len(rows)}
     for name in list(WAYS)[1:]:
         leads = [row["weft"]["attainment"] - row[name]["attainment"] for row in rows]
         missed = sum(1 - row[name]["attainment"] for row in rows)
-        found[name] = {
+        results[name] = {
             "behind": sum(lead < 0 for lead in leads),
             "behind_by_more_than_0.002": sum(lead < -0.002 for lead in leads),
             "worst_lead": min(leads),
             "mean_lead": sum(leads) / len(leads),
             "misses_saved": 1 - sum(1 - row["weft"]["attainment"] for row in rows) / missed if missed else 0.0,
         }
-    return found
+    return results
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -148,18 +149,18 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--axes", default=",".join(AXES), help="Those to run; the others stay as recorded.")
-    asked = parser.parse_args().axes.split(",")
+    arguments = parser.parse_args().axes.split(",")
     before, path = machine("numba", "ortools"), RESULTS / "placing_attainment.json"
     recorded = json.loads(path.read_text())["rows"] if path.exists() else []
-    rows = [row for row in recorded if row["axis"] in AXES and row["axis"] not in asked]
-    rows += [{"axis": axis} | measure(point) for axis in asked for point in AXES[axis]]
-    found = summary(rows)
-    for name, value in found.items():
+    rows = [row for row in recorded if row["axis"] in AXES and row["axis"] not in arguments]
+    rows += [{"axis": axis} | measure(point) for axis in arguments for point in AXES[axis]]
+    result = summary(rows)
+    for name, value in result.items():
         print(name, value)
     setting = {"models": MODELS, "overlap": OVERLAP, "memory_gib": MEMORY_GIB, "requests": REQUESTS}
     seeds = {"placed": PLACED, "judged": JUDGED}
     write_json(
-        path, {"format": 1, "machine": before, "setting": setting, "seeds": seeds, "summary": found, "rows": rows}
+        path, {"format": 1, "machine": before, "setting": setting, "seeds": seeds, "summary": result, "rows": rows}
     )
     draw(rows, path.with_suffix(".png"))
 

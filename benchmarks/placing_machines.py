@@ -1,8 +1,8 @@
-"""How many machines a mix of models needs: ours beside the bound and the rivals, at two overlaps; and in what time.
+"""The number of machines that a mix of models needs, and the time to place it: ``weft place``, rivals and the bound.
 
-Mixes are drawn by seed (``placing_mixes``). What counts is the fewest machines that carry all rates within every limit
-(loads, memory, deadlines); no rival is counted whose placement breaks one. The slow rivals are run on the small mixes
-only. Times are of the processor, since the machine is shared. Writes benchmarks/results/placing_machines.json and .png.
+Mixes are drawn by seed (``placing_mixes``). The result is the fewest machines that carry all rates within every limit
+(loads, memory, deadlines); a rival whose placement breaks a limit does not count. Slow rivals run on small mixes only.
+Times are CPU times, because the machine is shared. Writes benchmarks/results/placing_machines.json and .png.
 
     python benchmarks/placing_machines.py
 """
@@ -54,7 +54,7 @@ def measure(mix: str, models: int, seed: int, overlap: float, beam: bool) -> dic
     bound = placing_bound(problem, "machines")
     assert bound is not None
     row: dict[str, Any] = {"mix": mix, "models": models, "seed": seed, "overlap": overlap, "bound": bound.value}
-    for name, way in ({"weft": _ours} | RIVALS | CHANGED).items():
+    for name, way in ({"weft": _fewest_machines} | RIVALS | CHANGED).items():
         if models <= MOST_MODELS.get(name, models) or (name == "alpaserve-beam" and beam and models == min(SEEDS)):
             began = time.process_time()
             filling = way(problem)
@@ -65,10 +65,10 @@ def measure(mix: str, models: int, seed: int, overlap: float, beam: bool) -> dic
     return row
 
 
-def _ours(problem: PlacingProblem) -> Filling:
-    found = fewest(problem, "machines")
-    assert found is not None
-    return found
+def _fewest_machines(problem: PlacingProblem) -> Filling:
+    result = fewest(problem, "machines")
+    assert result is not None
+    return result
 
 
 def on_time(mix: str, models: int, seed: int, overlap: float) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def on_time(mix: str, models: int, seed: int, overlap: float) -> dict[str, Any]:
     placement = place(asked, there, seed=seed)
     spent = time.process_time() - began
     problem = PlacingProblem.of(there, asked)
-    carried = _ours(problem)
+    carried = _fewest_machines(problem)
     fluid = OnTimeJudge(JUDGED).attainment(carried, np.flatnonzero(carried.used).tolist())
     row = {"mix": mix, "models": models, "seed": seed, "overlap": overlap, "bound": placement.bound}
     row |= {"machines": placement.value, "attainment": placement.attainment, "placing_s": spent}
@@ -109,7 +109,7 @@ def speed(name: str) -> dict[str, Any]:
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The gap in geomean, what ours saves beside each rival on each mix, and where a rival has fewer."""
     gaps = [row["weft"] / row["bound"] for row in rows]
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "cases": len(rows),
         "gap_geomean": math.exp(sum(map(math.log, gaps)) / len(gaps)) - 1,
         "gap_worst": max(gaps) - 1,
@@ -120,14 +120,14 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         if both:
             fewer = 1 - sum(row["weft"] for row in both) / sum(row[name] for row in both)
             savings[name][f"{mix}, {overlap:g}"] = fewer
-    found["fewer_than"] = dict(savings)
-    found["behind"] = [
+    results["fewer_than"] = dict(savings)
+    results["behind"] = [
         [row["mix"], row["models"], row["seed"], row["overlap"], name, row["weft"], row[name]]
         for row in rows
         for name in RIVALS
         if row.get(name) and row[name] < row["weft"]
     ]
-    return found
+    return results
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -167,18 +167,18 @@ def main() -> None:
     parser.add_argument("--beam", action="store_true", help="Also the beam search, on the smallest mixes.")
     parser.add_argument("--most", type=int, default=max(SEEDS), help="Models in the largest mix.")
     parser.add_argument("--speeds", default=",".join(SPEEDS))
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     before = machine("numba", "ortools")
     cases = [(mix, n, seed, e) for n, seeds in SEEDS.items() for mix, seed, e in product(MIXES, seeds, OVERLAPS)]
-    rows = [measure(*case, asked.beam) for case in cases if case[1] <= asked.most]
-    found = summary(rows)
-    verdicts(found)
+    rows = [measure(*case, arguments.beam) for case in cases if case[1] <= arguments.most]
+    result = summary(rows)
+    verdicts(result)
     kept = [on_time(mix, models, 1, OVERLAPS[0]) for models in (24, 60) for mix in MIXES]
-    speeds = [speed(name) for name in asked.speeds.split(",") if name]
+    speeds = [speed(name) for name in arguments.speeds.split(",") if name]
     setting = {"memory_gib": MEMORY_GIB, "seeds": {str(n): seeds for n, seeds in SEEDS.items()}, "judged": JUDGED}
     write_json(
         RESULTS / "placing_machines.json",
-        {"format": 1, "machine": before, "setting": setting, "summary": found, "rows": rows, "on_time": kept,
+        {"format": 1, "machine": before, "setting": setting, "summary": result, "rows": rows, "on_time": kept,
          "speeds": speeds},
     )  # fmt: skip
     draw(rows, RESULTS / "placing_machines.png")

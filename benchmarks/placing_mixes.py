@@ -1,7 +1,7 @@
-"""Generated mixes of models, and machines to place them on: what the benchmarks of ``weft place`` share.
+"""Generated mixes of models, and machines to place them on: shared by the benchmarks of ``weft place``.
 
-How models divide their time between computing and memory is Orion's profile of a V100 for the first four (Strati et
-al., EuroSys 2024) and assumed for the two that memory bounds. Loads are lognormal; rates follow from them.
+The shares of computing and memory in a model's time are Orion's profile of a V100 for the first four (Strati et al.,
+EuroSys 2024) and assumed for the two that memory bounds. Loads are lognormal; rates follow from them.
 """
 
 from __future__ import annotations
@@ -100,4 +100,6 @@ def mixed_problem(mix: str, models: int, seed: int, overlap: float, machines: in
 def drifted(given: tuple[Demand, ...], seed: int, spread: float = 0.2) -> tuple[Demand, ...]:
     """The same models at other rates: what a day later looks like."""
     factors = np.random.default_rng(seed).lognormal(-(spread**2) / 2, spread, len(given))
-    return tuple(replace(each, rate=each.rate * float(factor)) for each, factor in zip(given, factors, strict=True))
+    return tuple(
+        replace(stream, rate=stream.rate * float(factor)) for stream, factor in zip(given, factors, strict=True)
+    )

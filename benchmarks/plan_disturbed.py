@@ -1,9 +1,9 @@
-"""Whether ``weft plan`` names a busy machine, and only a busy one; and whether what it gives as reasons is true.
+"""Does ``weft plan`` report a busy machine, and only a busy one; and are the reasons in a plan true?
 
 Every workload is planned with nothing cached, on the machine as it is and beside a process that keeps a known part of a
-core busy. A plan made beside that process must say so, and with its number: what the process really took, to within
-.15 cores. One that was made without it must say nothing. Every sentence of a plan is checked against its numbers
-(``plan_reasons.py``). Run it with nothing else on the machine: whoever else takes a core is rightly named.
+core busy. A plan made beside that process must report it, and its use to within 0.15 cores. A plan made without it must
+report nothing. Every sentence of a plan is checked against its numbers (``plan_reasons.py``). Run it on an otherwise
+idle machine: other processes that use a core are reported as well.
 
     python benchmarks/plan_disturbed.py [--workloads "one;two"] [--repeats 2] [--loop 0.6] [--seconds 1.5] [--save]
 """
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from machine import machine
 from plan_reasons import check_reasons
 from processes import TICK_S
-from verdicts import Verdict, show_table, show_verdicts, told
+from verdicts import Verdict, format_figure, show_table, show_verdicts
 
 from weft.base.jsonfile import write_json
 from weft.planning.measured import MEASURED
@@ -105,7 +105,7 @@ def watched(process: subprocess.Popen[bytes], loop: int | None) -> tuple[list[Re
 
 def cores_of(readings: list[Reading], until_s: float) -> float:
     """What the loop took while the models were measured; after that the planner simulates on all cores."""
-    first, last = readings[0], [each for each in readings if each.at_s <= until_s][-1]
+    first, last = readings[0], [reading for reading in readings if reading.at_s <= until_s][-1]
     return (last.used_s - first.used_s) / max(1e-9, last.at_s - first.at_s)
 
 
@@ -160,7 +160,7 @@ def verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
         Verdict(
             f"with its number, to {NEAR_CORES:g} cores",
             len(near) == len(busy),
-            f"off by {told(max(map(off, busy), default=0.0), '.2f')} at most",
+            f"off by {format_figure(max(map(off, busy), default=0.0), '.2f')} at most",
         ),
         Verdict("no plan made without it does", len(silent) == len(quiet), f"{len(silent)} of {len(quiet)}"),
         Verdict(
@@ -178,7 +178,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             row["workload"],
             f"{row['loop']:g}",
             f"{row['loop_cores']:.2f}",
-            told((row["measured"] or {}).get("others_cores"), ".2f"),
+            format_figure((row["measured"] or {}).get("others_cores"), ".2f"),
             f"{row['plan_s']:.0f}",
             "yes" if row["says_so"] else "no",
             str(row["reasons_true"]),
@@ -197,22 +197,22 @@ def main() -> None:
     parser.add_argument("--loop", type=float, default=0.6, help="the part of a core that is kept busy")
     parser.add_argument("--seconds", type=float, default=1.5, help="as of weft plan")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/plan_disturbed.json")
-    asked = parser.parse_args()
-    if strange := [name for name in asked.workloads.split(";") if name not in WORKLOADS]:
+    arguments = parser.parse_args()
+    if strange := [name for name in arguments.workloads.split(";") if name not in WORKLOADS]:
         sys.exit(f"--workloads {strange[0]}: there are {', '.join(WORKLOADS)}")
-    if not 0 < asked.loop <= 1:
-        sys.exit(f"--loop {asked.loop:g}: must be above 0 and at most 1, a whole core")
-    about, rows = machine("onnxruntime"), list[dict[str, Any]]()
-    for _ in range(asked.repeats):
-        for name in asked.workloads.split(";"):
-            for share in (0.0, asked.loop):
-                rows.append(planned(name, share, asked.seconds))
+    if not 0 < arguments.loop <= 1:
+        sys.exit(f"--loop {arguments.loop:g}: must be above 0 and at most 1, a whole core")
+    environment, rows = machine("onnxruntime"), list[dict[str, Any]]()
+    for _ in range(arguments.repeats):
+        for name in arguments.workloads.split(";"):
+            for share in (0.0, arguments.loop):
+                rows.append(planned(name, share, arguments.seconds))
                 show(rows)
     verdict = verdicts(rows)
     show_verdicts(verdict)
-    if asked.save:
-        claims = {each.promise: each.kept for each in verdict}
-        write_json(RESULTS, {"machine": about, "seconds": asked.seconds, "rows": rows, "verdicts": claims})
+    if arguments.save:
+        claims = {claim.promise: claim.kept for claim in verdict}
+        write_json(RESULTS, {"machine": environment, "seconds": arguments.seconds, "rows": rows, "verdicts": claims})
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Whether what ``weft plan`` predicts is so: mixes of real models, each planned, served and driven on this machine.
+"""Are the predictions of ``weft plan`` correct? Mixes of real models, each planned, served and loaded on this machine.
 
-A mix is planned with nothing cached, and the time that takes is noted. ``weft serve PLAN`` then serves it, and its
-streams are sent at .7, .9 and 1.05 of the largest load that the plan promises: the share of deadlines that are missed,
-and the 99th percentile, beside what the simulator says of the same arrivals. Then the largest load is bisected for
-real, and the ten options that the simulator ranks next are served in the plan's place, each with 5 % more than that:
+A mix is planned with nothing cached, and the planning is timed. ``weft serve PLAN`` then serves it, and its streams are
+sent at 0.7, 0.9 and 1.05 of the largest load that the plan predicts: the share of missed deadlines and the 99th
+percentile are compared with the simulator's for the same arrivals. Then the largest load is bisected on the real
+server, and the ten options that the simulator ranks next are served in the plan's place, each with 5 % more than that:
 none of them should keep the deadlines. The speed of a shared machine changes: the machine is measured again after a
-mix, and a mix is done again if the largest load that follows from that is another one.
+mix, and a mix is repeated if the largest load that follows from the new measurement is different.
 
     python benchmarks/plan_holds.py [--mixes "heavy;one"] [--seconds 12] [--client-cores 1]
 
-Whoever sends the load takes time, too, 600 KB at a time for pictures. With ``--client-cores`` that happens on so many
-of the cores, as if the clients were elsewhere, and planner and server have the others.
+The clients take CPU time, too, for images of 600 KB. ``--client-cores`` reserves that number of cores for them, as if
+they were on another machine; planner and server have the others.
 """
 
 from __future__ import annotations
@@ -132,14 +132,14 @@ def at_load(folder: Path, factor: float, seconds: float) -> Workload:
 def predicted(plan: Plan, host: Host, workload: Workload) -> Seen:
     """What the simulator says, by the server's rules and with the same arrivals."""
     streams = predict(plan, host, workload).streams
-    return Seen(tuple(each.missed for each in streams), tuple(each.p99_ms for each in streams))
+    return Seen(tuple(stream.missed for stream in streams), tuple(stream.p99_ms for stream in streams))
 
 
 def measured(plan: Plan, url: str, workload: Workload) -> Seen:
     """What a server really does."""
-    figures = [each.figures for each in run_load(workload, url, deadlines=plan.deadlines).streams]
-    p99_ms = tuple(None if each.p99_s is None else each.p99_s * 1e3 for each in figures)
-    return Seen(tuple(1 - (each.met_share or 0.0) for each in figures), p99_ms)
+    figures = [stream.figures for stream in run_load(workload, url, deadlines=plan.deadlines).streams]
+    p99_ms = tuple(None if figure.p99_s is None else figure.p99_s * 1e3 for figure in figures)
+    return Seen(tuple(1 - (figure.met_share or 0.0) for figure in figures), p99_ms)
 
 
 def driven(plan: Plan, folder: Path, seconds: float, cores: Cores) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def keeps(plan: Plan, option: PlanOption, folder: Path, factor: float, seconds: 
         with served(copy, cores) as url:
             measured(plan, url, at_load(folder, 0.2, 2.0))
             runs = (measured(plan, url, at_load(folder, factor, seconds)) for _ in range(2))
-            return all(max(each.missed) <= LIMIT for each in runs)
+            return all(max(run.missed) <= LIMIT for run in runs)
 
 
 def change(file: Path, keys: dict[str, Any]) -> None:
@@ -190,10 +190,10 @@ def mix_driven(name: str, seconds: float, most_tries: int, cores: Cores) -> dict
         with tempfile.TemporaryDirectory() as base:
             folder = Path(base) / "plan"
             plan, took_s = planned(MIXES[name], folder, Path(base) / "cache", cores)
-            found = driven(plan, folder, seconds, cores)
-            found |= better_ones(plan, folder, found["carried"], seconds, cores)
+            result = driven(plan, folder, seconds, cores)
+            result |= better_ones(plan, folder, result["carried"], seconds, cores)
             after, _ = planned(MIXES[name], Path(base) / "after", Path(base) / "cache2", cores)
-        later = (after.predicted.sustainable_factor or 1.0) / found["promised"]
+        later = (after.predicted.sustainable_factor or 1.0) / result["promised"]
         steady = 1 / (1 + STEADY) <= later <= 1 + STEADY
         if steady or tries == most_tries:
             break
@@ -207,7 +207,7 @@ def mix_driven(name: str, seconds: float, most_tries: int, cores: Cores) -> dict
         "machine_after": later,
         "steady": steady,
     }
-    return row | {"tries": tries, **found, **judged(found)}
+    return row | {"tries": tries, **result, **judged(result)}
 
 
 def judged(found: dict[str, Any]) -> dict[str, float]:
@@ -274,16 +274,16 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--client-cores", type=int, default=0, help="for who sends the load, and nobody else")
     parser.add_argument("--fresh", action="store_true", help="do again what the results have already")
-    asked = parser.parse_args()
-    cores = divided(asked.client_cores)
-    about, rows = machine("onnxruntime"), list[dict[str, Any]]()
-    if asked.results.exists() and not asked.fresh:
-        rows = json.loads(asked.results.read_text())["rows"]
-    for name in asked.mixes.split(";"):
+    arguments = parser.parse_args()
+    cores = divided(arguments.client_cores)
+    environment, rows = machine("onnxruntime"), list[dict[str, Any]]()
+    if arguments.results.exists() and not arguments.fresh:
+        rows = json.loads(arguments.results.read_text())["rows"]
+    for name in arguments.mixes.split(";"):
         if name in {row["mix"] for row in rows}:
             continue
-        rows.append(mix_driven(name, asked.seconds, asked.tries, cores))
-        write_json(asked.results, {"machine": about, "rows": rows, "verdicts": verdicts(rows)})
+        rows.append(mix_driven(name, arguments.seconds, arguments.tries, cores))
+        write_json(arguments.results, {"machine": environment, "rows": rows, "verdicts": verdicts(rows)})
         show(rows)
     show(rows)
 

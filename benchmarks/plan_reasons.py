@@ -1,4 +1,4 @@
-"""Whether the reasons that a plan states are true by its own numbers: each sentence against ``plan.json``."""
+"""Checks the reasons that a plan states: each sentence against the numbers in ``plan.json``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How long ``weft plan`` takes: with nothing cached, which measures the machine, and with everything measured.
+"""The duration of ``weft plan``: with nothing cached, so that it measures the machine, and with everything cached.
 
 The command is run as a user runs it, from its start to the written folder. The run with nothing cached is the baseline
-of those that follow it. A last one, in this process, says how many simulations that were and what one takes.
+of the runs after it. A last run, in this process, counts the simulations and times one of them.
 
     python benchmarks/planning_speed.py [--mixes "two small models"] [--repeats 3] [--save]
 """
@@ -81,7 +81,7 @@ def mix_planned(name: str, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as base:
         first_s = planned_s(streams, Path(base))
         cached_s = [planned_s(streams, Path(base)) for _ in range(repeats)]
-        found = simulations(streams, Path(base) / "cache")
+        result = simulations(streams, Path(base) / "cache")
     usual_s = statistics.median(cached_s)
     return {
         "mix": name,
@@ -89,18 +89,18 @@ def mix_planned(name: str, repeats: int) -> dict[str, Any]:
         "cached_s": cached_s,
         "usual_s": usual_s,
         "ratio": first_s / usual_s,
-    } | found
+    } | result
 
 
 def verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
     """The claims, and whether they hold."""
-    found = []
+    results = []
     for row in rows:
         for what, took_s, target_s in zip(HOW, (row["first_s"], row["usual_s"]), TARGETS[row["mix"]], strict=True):
             if target_s is not None:
                 promise = f"{row['mix']}: under {target_s:g} s with {what}"
-                found.append(Verdict(promise, took_s < target_s, f"{took_s:.1f} s"))
-    return found
+                results.append(Verdict(promise, took_s < target_s, f"{took_s:.1f} s"))
+    return results
 
 
 def main() -> None:
@@ -108,15 +108,15 @@ def main() -> None:
     parser.add_argument("--mixes", default=";".join(MIXES), help="names, with ; between them")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/planning_speed.json")
-    asked = parser.parse_args()
-    about = machine("onnxruntime")
-    rows = [mix_planned(name, asked.repeats) for name in asked.mixes.split(";")]
+    arguments = parser.parse_args()
+    environment = machine("onnxruntime")
+    rows = [mix_planned(name, arguments.repeats) for name in arguments.mixes.split(";")]
     show(rows)
     found = verdicts(rows)
     show_verdicts(found)
-    if asked.save:
-        claims = {each.promise: each.kept for each in found}
-        write_json(RESULTS, {"machine": about, "repeats": asked.repeats, "rows": rows, "verdicts": claims})
+    if arguments.save:
+        claims = {result.promise: result.kept for result in found}
+        write_json(RESULTS, {"machine": environment, "repeats": arguments.repeats, "rows": rows, "verdicts": claims})
 
 
 def show(rows: list[dict[str, Any]]) -> None:

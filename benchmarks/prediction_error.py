@@ -1,8 +1,8 @@
-"""How well the simulator tells what the server does: two real models on one lane at 60 % load.
+"""How well the simulator predicts the server: two real models on one lane at 60 % load.
 
-The load generator writes what it sent and the segments the server measured; ``weft.simulation.prediction`` runs the
-same arrivals, policy and segments in simulated time. Printed are means and 99th percentiles, measured and predicted,
-and their relative errors; medians over seeds, policies in turns.
+The load generator writes what it sent and the segments that the server measured; ``weft.simulation.prediction`` runs
+the same arrivals, policy and segments in simulated time. Printed are means and 99th percentiles, measured and
+predicted, and their relative errors; medians over seeds, policies in turns.
 Run: python benchmarks/prediction_error.py [--seconds 60] [--seeds 3].
 """
 
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--save", action="store_true", help=f"write benchmarks/results/{RESULTS.name}")
     arguments = parser.parse_args()
-    about = machine("onnxruntime")
+    environment = machine("onnxruntime")
     with tempfile.TemporaryDirectory() as cache:
         rows = [
             row
@@ -135,7 +135,7 @@ def main() -> None:
         ]
     medians = show(rows)
     if arguments.save:
-        write_json(RESULTS, {"machine": about, "seconds": arguments.seconds, "medians": medians, "runs": rows})
+        write_json(RESULTS, {"machine": environment, "seconds": arguments.seconds, "medians": medians, "runs": rows})
 
 
 if __name__ == "__main__":

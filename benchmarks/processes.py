@@ -1,4 +1,4 @@
-"""The processes of a server as the system sees them: what they have used, what they hold; and ending one of them."""
+"""The processes of a server as the system sees them: CPU time and memory used; and ending one of them."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def processes() -> Iterator[Process]:
 
 def family(pid: int, table: Iterable[Process] | None = None) -> list[Process]:
     """A process, its children and theirs."""
-    known = {each.pid: each for each in (processes() if table is None else table)}
+    known = {process.pid: process for process in (processes() if table is None else table)}
     found, grown = {pid} & known.keys(), True
     while grown:
-        more = {each.pid for each in known.values() if each.parent in found} - found
+        more = {process.pid for process in known.values() if process.parent in found} - found
         found, grown = found | more, bool(more)
-    return [known[each] for each in sorted(found)]
+    return [known[result] for result in sorted(found)]
 
 
 def marked(mark: str) -> list[Process]:
@@ -64,7 +64,7 @@ def marked(mark: str) -> list[Process]:
     name, _, value = mark.partition("=")
     if not name or len(value) < SHORTEST_MARK:
         raise ValueError(f"{mark!r} would be found in processes that are not ours")
-    return [each for each in processes() if not each.ended and _has(each.pid, mark.encode())]
+    return [process for process in processes() if not process.ended and _has(process.pid, mark.encode())]
 
 
 def _has(pid: int, variable: bytes) -> bool:
@@ -80,18 +80,18 @@ def cpu_s(pid: int) -> float:
 
 
 def ticks_s(members: Iterable[Process]) -> float:
-    return sum(each.ticks for each in members) * TICK_S
+    return sum(member.ticks for member in members) * TICK_S
 
 
 def children(pid: int) -> list[Process]:
     """Those that a process started itself and that still run."""
-    return [each for each in processes() if each.parent == pid and not each.ended]
+    return [process for process in processes() if process.parent == pid and not process.ended]
 
 
 def survivors(members: Iterable[Process]) -> list[Process]:
     """Those of *members* that still run."""
-    running = {(each.pid, each.started) for each in processes() if not each.ended}
-    return [each for each in members if (each.pid, each.started) in running]
+    running = {(process.pid, process.started) for process in processes() if not process.ended}
+    return [member for member in members if (member.pid, member.started) in running]
 
 
 def memory_bytes(pid: int) -> int:
@@ -132,7 +132,7 @@ def at_work(before_ns: dict[int, int], now_ns: dict[int, int]) -> list[int]:
 
 def worker_pids(server: int) -> list[int]:
     """A server's workers, by how they are called."""
-    return [each.pid for each in children(server) if _read(Path(f"/proc/{each.pid}/comm")).strip() == WORKER]
+    return [child.pid for child in children(server) if _read(Path(f"/proc/{child.pid}/comm")).strip() == WORKER]
 
 
 def worked_ns(pid: int) -> int:

@@ -1,16 +1,16 @@
-"""The two ways from a gate to a server on Ray: the server's own port, or Serve's handles; and none of both.
+"""Two connections from a gate (router) to a server on Ray: the server's own port, or Serve's handles; and neither.
 
 Two servers on two nodes have the same small model. A request goes in turns
 
-- through a gate, over HTTP to a server's port, as weft does it;
-- through a thin face that calls Serve's handle, whose replica hands the tensor to the server in its own process:
-  nothing is parsed there, so this is less than a gate that went that way would need. A router of ours
-  (``RequestRouter``) sends it where the least is known to wait;
+- through a gate, over HTTP to a server's port, as in weft;
+- through a thin front end that calls Serve's handle, whose replica passes the tensor to the server in its own process:
+  nothing is parsed there, so this is less work than a gate over handles would have. A router of ours
+  (``RequestRouter``) sends the request to the server with the fewest known waiting requests;
 - straight to a server.
 
-Counted is the processor time of all processes on the way, from /proc, less what they use when nobody asks; and the
-latencies, one request at a time. Rounds alternate; shown are medians of them. Face and replicas of the second way run
-with RAY_SERVE_THROUGHPUT_OPTIMIZED=1 and without a log of requests, by which handles cost least.
+Measured are latencies, one request at a time, and the CPU time of all processes on the path, from /proc, less their CPU
+time without requests. Rounds alternate; shown are medians of them. Front end and replicas run with
+RAY_SERVE_THROUGHPUT_OPTIMIZED=1 and without a log of requests, which makes handles cheapest.
 
     python benchmarks/ray_handles.py
 """
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 from machine import machine
-from on_ray import FEATURES, asked, placement_of, times_of, used_s
+from on_ray import FEATURES, placement_of, sequential_times, times_of, used_s
 from serving_overhead import write_network
 
 from weft.base.jsonfile import write_json
@@ -57,10 +57,10 @@ class EngineReplica:
     async def infer(self, raw: bytes) -> bytes:
         self._open += 1
         try:
-            found = await self._server.infer_async("mlp", {"x": np.frombuffer(raw, np.float32).reshape(1, -1)})
+            result = await self._server.infer_async("mlp", {"x": np.frombuffer(raw, np.float32).reshape(1, -1)})
         finally:
             self._open -= 1
-        return next(iter(found.values())).tobytes()
+        return next(iter(result.values())).tobytes()
 
     def record_routing_stats(self) -> dict[str, float]:
         return {"ahead": self._open}
@@ -121,8 +121,8 @@ def measured(cluster: LocalCluster, handle: Any, key: str) -> dict[str, Any]:
     pids = [cluster.gate_pid(), *(cluster.where(name)[0] for name in cluster.machines), face, *engines]
     url, server = cluster.urls[0], cluster.told()["servers"][0]["url"]
     ways = {
-        "direct": lambda: asked(server, key, EACH),
-        "gate": lambda: asked(url, None, EACH),
+        "direct": lambda: sequential_times(server, key, EACH),
+        "gate": lambda: sequential_times(url, None, EACH),
         "handles": lambda: asked_by_handle(port, EACH),
     }
     rounds: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in ways}
@@ -138,12 +138,12 @@ def measured(cluster: LocalCluster, handle: Any, key: str) -> dict[str, Any]:
                 rounds[name].append((((used_s(pids) - before) - idle * passed) / EACH, times))
     return {
         name: {
-            "cpu_ms": statistics.median(cpu for cpu, _ in each) * 1e3,
-            "p50_ms": statistics.median(float(np.median(times)) for _, times in each) * 1e3,
-            "p99_ms": statistics.median(float(np.quantile(times, 0.99)) for _, times in each) * 1e3,
-            "cpu_ms_by_round": [cpu * 1e3 for cpu, _ in each],
+            "cpu_ms": statistics.median(cpu for cpu, _ in samples) * 1e3,
+            "p50_ms": statistics.median(float(np.median(times)) for _, times in samples) * 1e3,
+            "p99_ms": statistics.median(float(np.quantile(times, 0.99)) for _, times in samples) * 1e3,
+            "cpu_ms_by_round": [cpu * 1e3 for cpu, _ in samples],
         }
-        for name, each in rounds.items()
+        for name, samples in rounds.items()
     }
 
 
@@ -160,9 +160,9 @@ def main() -> None:
         )
         settings = {"placement": folder, "port": 0, "grpc_port": None, "server": {"lanes": 1, "learn_first": True}}
         with LocalCluster(SERVERS, **settings) as cluster:
-            found = measured(cluster, deployed(str(Path(folder) / "mlp.onnx")), key)
-    write_json(output, {"machine": machine(), **found})
-    print(json.dumps(found, indent=1))
+            result = measured(cluster, deployed(str(Path(folder) / "mlp.onnx")), key)
+    write_json(output, {"machine": machine(), **result})
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A router of Serve's handles that goes by what replicas said last (``ray_handles.py``)."""
+"""A router of Serve's handles that chooses by the latest reports of the replicas (``ray_handles.py``)."""
 
 from __future__ import annotations
 

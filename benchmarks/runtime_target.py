@@ -1,8 +1,8 @@
-"""What ``weft tune --target onnxruntime`` brings: the shipped classifiers, and text recognition from an OCR package.
+"""The speed-up of ``weft tune --target onnxruntime``: the shipped classifiers, and text recognition of an OCR package.
 
-Each model is tuned at a margin of 1 % on one half of its samples; the other half, which chose nothing, gives the score.
-Then the file as it was and the file that was written are opened afresh and take turns, in the same run: processor time
-of one thread, and wall time beside it. A result that is slower than the model as it was would be a failure.
+Each model is tuned at a margin of 1 % on one half of its samples; the score is measured on the other half, which the
+tuning did not use. Then the original and the written file are opened afresh and take turns in the same run: CPU time of
+one thread, and wall time. A result that is slower than the original would be a failure.
 
     python benchmarks/runtime_target.py [NAME ...]
 """
@@ -60,14 +60,14 @@ def measured(name: str, turns: int) -> dict[str, Any]:
         sample = {key: value[:1] for key, value in np.load(options["data"]).items() if key != "label"}
         sessions = [open_session(each, 1, optimise=True) for each in (path, result.files["model"])]
         runs = [partial(session.run, None, sample) for session in sessions]
-        own = [each.median_s for each in time_in_turns(runs, turns)]
-        wall = [each.median_s for each in time_in_turns(runs, turns, time.perf_counter)]
+        own = [turn.median_s for turn in time_in_turns(runs, turns)]
+        wall = [turn.median_s for turn in time_in_turns(runs, turns, time.perf_counter)]
     return {
         "model": name,
         "kind": result.kind,
         "way": result.way,
         "layers": len(result.layers),
-        "layers_changed": sum(each.format == result.kind for each in result.layers) if result.changed else 0,
+        "layers_changed": sum(layer.format == result.kind for layer in result.layers) if result.changed else 0,
         "before_ms": own[0] * 1e3,
         "after_ms": own[1] * 1e3,
         "speedup": own[0] / own[1],
@@ -78,7 +78,7 @@ def measured(name: str, turns: int) -> dict[str, Any]:
         "test": {"base": result.test_base, "tuned": result.test_score},
         "bytes": {"before": result.bytes_before, "after": result.bytes_after},
         "search_s": result.seconds,
-        "by_layer": [each._asdict() for each in result.layers],
+        "by_layer": [layer._asdict() for layer in result.layers],
     }
 
 
@@ -87,11 +87,15 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=[*classifiers.NAMES, OCR], help="models; all, if left out")
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--output", type=Path, default=RESULTS)
-    asked = parser.parse_args()
-    about = machine("onnxruntime", "onnx") | {"explained": describe_processor(), "margin": MARGIN, "turns": asked.turns}
+    arguments = parser.parse_args()
+    environment = machine("onnxruntime", "onnx") | {
+        "explained": describe_processor(),
+        "margin": MARGIN,
+        "turns": arguments.turns,
+    }
     rows = []
-    for name in asked.names:
-        rows.append(row := measured(name, asked.turns))
+    for name in arguments.names:
+        rows.append(row := measured(name, arguments.turns))
         print(
             f"{name:14} {row['kind']:8} {row['before_ms']:9.3f} ms -> {row['after_ms']:9.3f} ms  "
             f"{row['speedup']:.2f} times (wall {row['wall_speedup']:.2f}); score {row['score']['base']:.4f} -> "
@@ -99,7 +103,7 @@ def main() -> None:
             f"{row['layers_changed']} of {row['layers']} layers, {row['search_s']:.0f} s",
             flush=True,
         )
-    write_json(asked.output, {"format": 1, "machine": about, "rows": rows})
+    write_json(arguments.output, {"format": 1, "machine": environment, "rows": rows})
     fast = [row["model"] for row in rows if row["speedup"] >= LEAST_SPEEDUP]
     slow = [row["model"] for row in rows if row["speedup"] < NOT_SLOWER]
     print(f"at least {LEAST_SPEEDUP} times as fast: {', '.join(fast) or 'none'}; slower: {', '.join(slow) or 'none'}")

@@ -1,6 +1,6 @@
-"""How fast a decision is: ``layerweaver`` and ``weft`` in steady state, against the printed pseudo-code compiled.
+"""The time of a decision: ``layerweaver`` and ``weft`` in steady state, against the printed pseudo-code compiled.
 
-Also what ``weft`` spends before a run on trying others and smaller pieces. One thread. Variants are
+Also the time that ``weft`` spends before a run on trying other policies and smaller pieces. One thread. Variants are
 interleaved and the fastest of the repeats counts, because the machine is shared. Writes
 benchmarks/results/scheduler_speed.json and .png.
 

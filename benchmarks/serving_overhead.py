@@ -1,15 +1,15 @@
-"""What a request costs a server besides the network it asks for: processor time of the server per request.
+"""The cost of a request for a server in addition to its network: CPU time of the server per request.
 
 A tiny ONNX network (64-128-10, about 10 us of work), HTTP keep-alive over loopback, requests in a closed loop
-from 1, 8 and 32 connections. Counted is the processor time of the server and all its children, from /proc; the
-client's is not. Validation, metrics and scheduling are on, one lane, default settings; `weft, batch 1` has
-batching switched off. MLServer and LitServe run in environments of their own, beside it and in turns:
+from 1, 8 and 32 connections. Measured is the CPU time of the server and all its children, from /proc, without the
+client's. Validation, metrics and scheduling are on, one lane, default settings; `weft, batch 1` has
+batching switched off. MLServer and LitServe run in environments of their own, in turns with it:
 
     python -m venv peers/mlserver && peers/mlserver/bin/pip install mlserver==1.7.1 onnxruntime
     python -m venv peers/litserve && peers/litserve/bin/pip install litserve==0.2.19 onnxruntime
     python benchmarks/serving_overhead.py --mlserver peers/mlserver/bin/python --litserve peers/litserve/bin/python
 
-Processor times are the least of all rounds, which noise moves least; the other figures are those of that round.
+CPU times are the least of all rounds, which noise changes least; the other figures are those of the same round.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class _Client:
         self._request = target.request
         self._sockets = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(connections)]
         self._poll = select.epoll()
-        self._by_number = {each.fileno(): each for each in self._sockets}
+        self._by_number = {connection.fileno(): connection for connection in self._sockets}
         for each in self._sockets:
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._poll.register(each, select.EPOLLIN)
@@ -249,8 +249,8 @@ class _Client:
 
     def close(self) -> None:
         self._poll.close()
-        for each in self._sockets:
-            each.close()
+        for connection in self._sockets:
+            connection.close()
 
 
 def _complete(data: bytes) -> bool:
@@ -323,7 +323,7 @@ def main() -> None:
     parser.add_argument("--litserve", metavar="PYTHON", help="of an environment with litserve and onnxruntime")
     parser.add_argument("--save", action="store_true", help=f"write benchmarks/results/{RESULTS.name}")
     arguments = parser.parse_args()
-    about = machine("onnxruntime")
+    environment = machine("onnxruntime")
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         folders = {name: Path(scratch) / name for name in ("weft", "alone", "mlserver", "litserve")}
         targets = stack.enter_context(weft_server("weft", folders["weft"], ""))
@@ -342,10 +342,16 @@ def main() -> None:
     rows = show({key: min(rounds[key]) for key in sorted(rounds, key=_order)})
     verdicts = judge(rows)
     if arguments.save:
-        all_rounds = [{"of": list(key), "cpu_us": [each.cpu_us for each in found]} for key, found in rounds.items()]
+        all_rounds = [{"of": list(key), "cpu_us": [result.cpu_us for result in found]} for key, found in rounds.items()]
         write_json(
             RESULTS,
-            {"machine": about, "seconds": arguments.seconds, "rows": rows, "verdicts": verdicts, "rounds": all_rounds},
+            {
+                "machine": environment,
+                "seconds": arguments.seconds,
+                "rows": rows,
+                "verdicts": verdicts,
+                "rounds": all_rounds,
+            },
         )
 
 

@@ -1,14 +1,14 @@
-"""What shared memory is worth: the same requests with tensors in a region and with binary tensors over HTTP, in turns.
+"""The gain of shared memory: the same requests with tensors in a region and with binary tensors over HTTP, in turns.
 
-Two models of well under a millisecond take an image of 602 KB (1x3x224x224 floats) and give ten scores: one looks at a
-thumbnail of it, the other at every pixel. The same is done with images of 448 and 896 pixels, four and sixteen times as
-large. They are asked over HTTP, in a closed loop, by tritonclient (one client, and two in threads of one process) and
-over four plain sockets. Every request carries another image. tritonclient copies it into the region, or into the body;
-for the sockets images lie in the region, or in bodies, beforehand, as those of a camera would that writes there.
-Rounds alternate, so that both ways meet the same machine; shown are the medians of the rounds, and of the ratios within
-a round. Processor time is that of the server and all its children, from /proc; the client's is not counted.
+Two models of well under a millisecond take an image of 602 KB (1x3x224x224 floats) and return ten scores: one reads a
+thumbnail of it, the other every pixel. The same is done with images of 448 and 896 pixels, four and sixteen times as
+large. Requests are sent over HTTP in a closed loop, by tritonclient (one client, and two in threads of one process) and
+over four plain sockets. Every request carries another image. tritonclient copies it into the region or the body; for
+the sockets, images are in the region or in bodies beforehand, as if a camera had written them there. Rounds alternate,
+so that both variants see the same machine; shown are the medians of the rounds, and of the ratios within a round. CPU
+time is that of the server and all its children, from /proc, without the client's.
 
-Below it stands what one copy out of the region takes, by ``preadv`` (which the server does, as a region that is cut off
+At the end: the time of one copy out of the region, by ``preadv`` (as in the server, because a region that is truncated
 meanwhile then gives an error) and out of mapped memory (where it would give SIGBUS).
 
     python benchmarks/shared_memory.py --save
@@ -135,7 +135,7 @@ class Images:
 
     def __init__(self, side: int) -> None:
         self.shape = (1, 3, side, side)
-        self.arrays = [np.random.default_rng(each).random(self.shape, np.float32) for each in range(IMAGES)]
+        self.arrays = [np.random.default_rng(index).random(self.shape, np.float32) for index in range(IMAGES)]
         self.byte_size = int(self.arrays[0].nbytes)
 
 
@@ -152,16 +152,16 @@ class Tritonclient:
 
     def run(self, model: str, way: str, until_s: float) -> PlanRequest:
         """Ask until then."""
-        found = PlanRequest([], [])
+        result = PlanRequest([], [])
         while (began_s := time.perf_counter()) < until_s:
-            at = len(found.latencies_s) % IMAGES
+            at = len(result.latencies_s) % IMAGES
             answer = self._ask(model, way, at)
-            found.latencies_s.append(time.perf_counter() - began_s)
-            found.compute_us.append(answer.get_response()["parameters"]["weft_compute_us"])
+            result.latencies_s.append(time.perf_counter() - began_s)
+            result.compute_us.append(answer.get_response()["parameters"]["weft_compute_us"])
             expected = self._expected[model][at]
             if not np.allclose(answer.as_numpy("y"), expected.as_numpy("y"), rtol=1e-4, atol=1e-6):
                 raise SystemExit(f"{model}, {way}: another answer than before")
-        return found
+        return result
 
     def _ask(self, model: str, way: str, at: int) -> Any:
         tensor = triton.InferInput("x", list(self._images.shape), "FP32")
@@ -197,26 +197,26 @@ class Sockets:
         self._bodies = [image.tobytes() for image in images.arrays]
         self._sockets = [socket.create_connection((host, int(port))) for _ in range(CONNECTIONS)]
         self._poll = select.poll()
-        for each in self._sockets:
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._poll.register(each, select.POLLIN)
+        for connection in self._sockets:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._poll.register(connection, select.POLLIN)
 
     def run(self, model: str, way: str, until_s: float) -> PlanRequest:
         """Ask until then, over all connections at a time."""
-        found = PlanRequest([], [])
-        slots = {each.fileno(): slot for slot, each in enumerate(self._sockets)}
+        result = PlanRequest([], [])
+        slots = {connection.fileno(): slot for slot, connection in enumerate(self._sockets)}
         for slot in slots.values():
             self._send(model, way, slot, slot % IMAGES)
         began_s = dict.fromkeys(slots, time.perf_counter())
         while began_s:
             for number, _ in self._poll.poll():
-                found.compute_us.append(self._received(slots[number]))
+                result.compute_us.append(self._received(slots[number]))
                 now_s = time.perf_counter()
-                found.latencies_s.append(now_s - began_s.pop(number))
+                result.latencies_s.append(now_s - began_s.pop(number))
                 if now_s < until_s:
                     began_s[number] = now_s
-                    self._send(model, way, slots[number], len(found.latencies_s) % IMAGES)
-        return found
+                    self._send(model, way, slots[number], len(result.latencies_s) % IMAGES)
+        return result
 
     def _send(self, model: str, way: str, slot: int, at: int) -> None:
         body, size = b"", self._images.byte_size
@@ -247,8 +247,8 @@ class Sockets:
         return float(data.partition(b'"weft_compute_us":')[2].partition(b",")[0])
 
     def close(self) -> None:
-        for each in self._sockets:
-            each.close()
+        for connection in self._sockets:
+            connection.close()
         self._owner.unregister_system_shared_memory(self._name)
         shared_memory.destroy_shared_memory_region(self._region)
         self._owner.close()
@@ -278,11 +278,11 @@ class Client:
 def measure(clients: list[Client], model: str, way: str, pid: int, seconds: float) -> Round:
     """One round of one way, from as many clients as there are."""
     before_s, began_s = cpu_s(pid), time.perf_counter()
-    running = [each.begin(model, way, began_s + seconds) for each in clients]
-    found = [each.result() for each in running]
+    running = [client.begin(model, way, began_s + seconds) for client in clients]
+    results = [future.result() for future in running]
     took_s, spent_s = time.perf_counter() - began_s, cpu_s(pid) - before_s
-    latencies = [each for asked in found for each in asked.latencies_s]
-    computed = [each for asked in found for each in asked.compute_us]
+    latencies = [latency_s for asked in results for latency_s in asked.latencies_s]
+    computed = [time_us for asked in results for time_us in asked.compute_us]
     p50, p99 = np.percentile(latencies, (50, 99)) * 1e3
     count = len(latencies)
     return Round(count / took_s, spent_s / count * 1e6, float(p50), float(p99), statistics.median(computed) / 1e3)
@@ -291,7 +291,7 @@ def measure(clients: list[Client], model: str, way: str, pid: int, seconds: floa
 def rounds_of(side: int, seconds: float, rounds: int) -> dict[Case, list[tuple[Round, Round]]]:
     """Binary and shared in turns, whoever is first changing with every round."""
     cases = [Case(model, side, client) for model in MODELS for client in CLIENTS]
-    found: dict[Case, list[tuple[Round, Round]]] = {case: [] for case in cases}
+    results: dict[Case, list[tuple[Round, Round]]] = {case: [] for case in cases}
     images = Images(side)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for model, write in MODELS.items():
@@ -308,8 +308,8 @@ def rounds_of(side: int, seconds: float, rounds: int) -> dict[Case, list[tuple[R
                 order = WAYS if number % 2 else WAYS[::-1]
                 asking, pid = clients[case.client], server.pid
                 pair = {way: measure(asking, case.model, way, pid, seconds) for way in order}
-                found[case] += [(pair["binary"], pair["shared"])] if number >= 0 else []
-    return found
+                results[case] += [(pair["binary"], pair["shared"])] if number >= 0 else []
+    return results
 
 
 # One copy
@@ -347,7 +347,7 @@ def copies(repeats: int) -> dict[str, float]:
                 began_s = time.perf_counter()
                 way()
                 times[name].append(time.perf_counter() - began_s)
-    return {name: statistics.median(each) * 1e6 for name, each in times.items()}
+    return {name: statistics.median(times_s) * 1e6 for name, times_s in times.items()}
 
 
 # The report
@@ -415,7 +415,7 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=2000)
     parser.add_argument("--save", action="store_true", help=f"write benchmarks/results/{RESULTS.name}")
     options = parser.parse_args()
-    about = machine("onnxruntime", "tritonclient")
+    environment = machine("onnxruntime", "tritonclient")
     rows = [
         summary(case, rounds)
         for side in SIDES
@@ -425,8 +425,8 @@ def main() -> None:
     show(rows, copied)
     verdicts = judge(rows)
     if options.save:
-        found = {"machine": about, "seconds": options.seconds, "rows": rows}
-        write_json(RESULTS, found | {"copy_us": copied, "verdicts": verdicts})
+        results = {"machine": environment, "seconds": options.seconds, "rows": rows}
+        write_json(RESULTS, results | {"copy_us": copied, "verdicts": verdicts})
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""Ten minutes among the worst of clients: does the server keep its promises to the good ones, and its books?
+"""Ten minutes of misbehaving clients: does the server keep its promises to healthy clients, and correct counters?
 
-Healthy clients send about half of what one lane can do, first alone, then beside clients that leave half-way, send
-garbage, lie about shapes, stall, flood a queue, never read, send hostile values and new shapes, and load and unload a
-model all the time; with isolation, a worker is killed every few seconds. Then: no healthy request was lost,
-five-hundreds were only for requests on a killed worker, every request has an answer or a known end, what clients saw is
-what the server counted, memory does not grow, healthy latencies stay within a factor of the calm ones, nothing is left
-over, SIGTERM ends it with 0. After the storm come requests over gRPC of all sizes, 10 GB of them (``grpc_sizes``), and
-their memory must be free again. Run: python benchmarks/soak.py [--minutes 10] [--gigabytes 10] [--mode T].
+Healthy clients send about half of what one lane can serve, first alone, then beside clients that disconnect half-way,
+send garbage, declare wrong shapes, stall, flood a queue, never read, send hostile values and new shapes, and load and
+unload a model all the time; with isolation, a worker is killed every few seconds. Then: no healthy request was lost,
+500 was returned only for requests on a killed worker, every request has an answer or a known end, the clients' records
+equal the server's counters, memory does not grow, healthy latencies stay within a factor of those without load, no
+resource is left over, SIGTERM ends the server with 0. Afterwards come gRPC requests of all sizes, 10 GB of them
+(``grpc_sizes``), and their memory must be free again. Run: python benchmarks/soak.py [--minutes 10] [--gigabytes 10]
+[--mode T].
 
-With ``--strict 10000`` instead: so many requests with strict deadlines that are hard to keep, while workers are killed.
-By the server's own clock, none may be answered with a result after its deadline.
+With ``--strict 10000`` instead: that number of requests with strict deadlines that are hard to keep, while workers are
+killed. By the server's own clock, none may be answered with a result after its deadline.
 """
 
 from __future__ import annotations
@@ -91,10 +92,10 @@ def read_books(url: str) -> Books:
 
 
 def _by_reason(model: str, failures: Mapping[str, int]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for why, count in failures.items():
-        found[f"{model} {KNOWN_AS.get(why, why)}"] += count
-    return found
+        result[f"{model} {KNOWN_AS.get(why, why)}"] += count
+    return result
 
 
 def get(url: str, path: str) -> Any:
@@ -223,14 +224,14 @@ def _reason(stream: StreamLoad, status: int) -> str:
 
 
 def judge_latencies(calm: LoadResult, stormy: LoadResult) -> list[Verdict]:
-    found = []
+    results = []
     for before, after in zip(calm.streams, stormy.streams, strict=True):
         a, b = before.figures.p99_s, after.figures.p99_s
         times = b / a if a and b else float("nan")
         figures = f"{(a or 0) * 1e3:.1f} -> {(b or 0) * 1e3:.1f} ms, {times:.2f} times"
         promise = f"p99 of {before.stream.model} within {MOST_TIMES:g} times of the calm one"
-        found.append(Verdict(promise, times <= MOST_TIMES, figures))
-    return found
+        results.append(Verdict(promise, times <= MOST_TIMES, figures))
+    return results
 
 
 WITHOUT_RESULT = ("nv_inference_request_failure", "weft_client_errors_total", "weft_requests_refused_total")
@@ -252,7 +253,7 @@ def judge_books(ledger: Ledger, healthy_ones: Counter[str], books: Books, metric
     others = sum(counted.values()) - success
     told = (
         metric_sum(metrics, "nv_inference_request_success"),
-        sum(metric_sum(metrics, each) for each in WITHOUT_RESULT),
+        sum(metric_sum(metrics, metric) for metric in WITHOUT_RESULT),
     )
     return [
         Verdict(
@@ -353,7 +354,9 @@ def weather(server: ServerProcess, grpc_port: int, total_s: float, *, kill: bool
     begin, results = context.Event(), context.Queue()
     port = int(server.url.rpartition(":")[2])
     before = [alone(server.url, model) for model in LOAD]
-    rates = {model: share / _mean_s(each) for (model, share), each in zip(LOAD.items(), before, strict=True)}
+    rates = {
+        model: share / _mean_s(latencies_s) for (model, share), latencies_s in zip(LOAD.items(), before, strict=True)
+    }
     rates["mlp"] = MLP_PER_S
     storm = context.Process(target=chaos_process, args=(port, grpc_port, total_s - calm_s, begin, results))
     storm.start()
@@ -392,7 +395,7 @@ def soak(minutes: float, gigabytes: float, mode: str) -> dict[str, Any]:
         "minutes": minutes,
         "mode": mode,
         "load_averages": storm.load_averages,
-        "verdicts": [asdict(each) for each in verdicts],
+        "verdicts": [asdict(verdict) for verdict in verdicts],
         "answers": dict(sorted(storm.ledger.answers.items())),
         "problems": storm.ledger.problems,
         "kills": len(storm.kills),
@@ -483,7 +486,7 @@ def soak_strict(count: int, mode: str) -> dict[str, Any]:
     )
     return {"strict": count, "mode": mode, "kills": len(killing.kills), "seconds": took_s, **gained} | {
         "statuses": dict(sorted(statuses.items())),
-        "verdicts": [asdict(each) for each in verdicts],
+        "verdicts": [asdict(verdict) for verdict in verdicts],
     }
 
 
@@ -494,7 +497,7 @@ def show(storm: Storm, verdicts: list[Verdict], log: list[str]) -> None:
         rows.append((kind, status if status != "0" else "none", str(count)))
     show_table("what chaotic clients saw", ("kind", "status", "times"), rows)
     show_verdicts(verdicts)
-    averages = " ".join(f"{each:.2f}" for each in storm.load_averages)
+    averages = " ".join(f"{average:.2f}" for average in storm.load_averages)
     print(f"load averages of the machine after the calm and after the storm: {averages}")
     for line in log[-60:]:
         print(line)
@@ -508,14 +511,14 @@ def main() -> None:
     parser.add_argument("--strict", type=int, metavar="N", help="send N strict requests instead")
     parser.add_argument("--save", action="store_true", help="write the result to benchmarks/results")
     arguments = parser.parse_args()
-    about = machine("onnxruntime")
+    environment = machine("onnxruntime")
     mode = arguments.mode or ("P" if "isolation" in settings_known() else "T")
     found = (
         soak_strict(arguments.strict, mode) if arguments.strict else soak(arguments.minutes, arguments.gigabytes, mode)
     )
     if arguments.save:
-        write_json(STRICT_RESULTS if arguments.strict else RESULTS, {"machine": about, **found})
-    raise SystemExit(0 if all(each["kept"] for each in found["verdicts"]) else 1)
+        write_json(STRICT_RESULTS if arguments.strict else RESULTS, {"machine": environment, **found})
+    raise SystemExit(0 if all(result["kept"] for result in found["verdicts"]) else 1)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How much faster stitched models are on a CPU: eight pruned ResNet-18 in ONNX Runtime, on one thread.
+"""The speed-up of stitched models on a CPU: eight pruned ResNet-18 in ONNX Runtime, on one thread.
 
-The baseline are the models one after another, each in a session of its own with its normalisations folded and all of
-ONNX Runtime's optimisations on. Beside it, in the same rounds: the models one after another with their convolutions in
-slabs, which shows how much of the gain is due to those and not to stitching; every form throughout, plain and in slabs;
-and the planner's choices, by its model of the machine, by the clock, and by the clock with fewer weights.
+The baseline is the models one after another, each in its own session with its normalisations folded and all of ONNX
+Runtime's optimisations on. In the same rounds: the models one after another with their convolutions in slabs, which
+shows the part of the gain that is due to slabs and not to stitching; every form throughout, plain and in slabs; and the
+planner's choices, by its model of the machine, by measured times, and by measured times with fewer weights.
 
     python benchmarks/stitch_cpu.py
 """
@@ -40,11 +40,11 @@ CLOCKED = "planned by the clock"
 
 def contenders(models: Generated, family: Family, plans: Mapping[str, Plan]) -> dict[str, list[Graph]]:
     alone = [plain_graph(net) for net in models.nets]
-    found = {SEQUENTIAL: alone, "sequential, slabs": [slabs(graph) for graph in alone]}
+    results = {SEQUENTIAL: alone, "sequential, slabs": [slabs(graph) for graph in alone]}
     for form in ANYWHERE:
         graph = lower(family, models.planted, form)
-        found |= {form: [graph], f"{form}, slabs": [slabs(graph)]}
-    return found | {name: [lower_plan(family, models.planted, each)] for name, each in plans.items()}
+        results |= {form: [graph], f"{form}, slabs": [slabs(graph)]}
+    return results | {name: [lower_plan(family, models.planted, plan)] for name, plan in plans.items()}
 
 
 def planned(models: Generated, family: Family, light: float) -> dict[str, Plan]:
@@ -56,18 +56,18 @@ def planned(models: Generated, family: Family, light: float) -> dict[str, Plan]:
         CLOCKED: {"cost": clock},
         f"planned, {light:.0%} of the weights": {"cost": clock, "weight_cap_bytes": cap_bytes},
     }
-    return {name: plan(family, models.planted, slabs=True, **each) for name, each in how.items()}
+    return {name: plan(family, models.planted, slabs=True, **options) for name, options in how.items()}
 
 
 def difference(graphs: Sequence[Graph], wanted: Sequence[np.ndarray], pictures: Sequence[np.ndarray]) -> float:
     """The largest difference of an answer from those of the models, in parts of the largest answer."""
-    found: list[np.ndarray] = []
+    results: list[np.ndarray] = []
     left = list(pictures)
     for graph in graphs:
         runner = GraphRunner(graph)
-        runner.feed = {each.name: left.pop(0) for each in graph.inputs}
-        found += runner()
-    pairs = zip(found, wanted, strict=True)
+        runner.feed = {tensor.name: left.pop(0) for tensor in graph.inputs}
+        results += runner()
+    pairs = zip(results, wanted, strict=True)
     return max(float(np.abs(mine - theirs).max() / np.abs(theirs).max()) for mine, theirs in pairs)
 
 
@@ -121,11 +121,11 @@ def main() -> None:
             f"{each['faster']:7.2f} {each['faster_by_processor']:8.2f} {each['weight_bytes'] / 1e6:6.2f} "
             f"{each['difference']:8.1e}"
         )
-    reached = next(each["faster"] for each in rows if each["contender"] == CLOCKED)
+    reached = next(row["faster"] for row in rows if row["contender"] == CLOCKED)
     print(f"{CLOCKED}: {reached:.2f} times faster, target {TARGET:g}: {'met' if reached >= TARGET else 'MISSED'}")
     statistic = f"median and least of {arguments.rounds} rounds in which all contenders take turns; processor: median"
     how = {"statistic": statistic}
-    forms = {name: {"forms": dict(each.forms), "slabs": sorted(each.slabs)} for name, each in plans.items()}
+    forms = {name: {"forms": dict(plan.forms), "slabs": sorted(plan.slabs)} for name, plan in plans.items()}
     RESULTS.parent.mkdir(exist_ok=True)
     write_json(
         RESULTS, {"format": 1, "machine": {**before, **how}, "settings": vars(arguments), "rows": rows, "plans": forms}

@@ -1,10 +1,10 @@
-"""What it takes to find what many large encoders share: processor time beside reading their files, and memory.
+"""The cost of finding the weights that many large encoders share: CPU time relative to reading their files, and memory.
 
-For each way of tuning, the models are written to a folder, read and compared in a process of its own, and removed. Of
-the 32 models by default, 110 million weights each, the files take 14 GB.
+For each method of fine-tuning, the models are written to a folder, read and compared in a process of its own, and
+removed. The files of the default 32 models, 110 million weights each, take 14 GB.
 
     python benchmarks/stitch_discovery.py --folder FOLDER
-    python benchmarks/stitch_discovery.py --folder FOLDER --only spread     # beside what the results have
+    python benchmarks/stitch_discovery.py --folder FOLDER --only spread     # adds to the recorded results
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TUNED: dict[str, tuple[dict[str, Any], float]] = {
 
 
 def measured(architecture: str, tasks: int, folder: Path, only: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     base = None
     for name, (tuned, tolerance) in ((name, how) for name, how in TUNED.items() if only in name):
         files = list(EncoderRecipe(architecture, tasks, **tuned).save(folder / "tuned"))
@@ -43,10 +43,10 @@ def measured(architecture: str, tasks: int, folder: Path, only: str) -> dict[str
             (base,) = EncoderRecipe(architecture, 1).save(folder / "base")
         given = [str(tolerance), str(base) if tolerance else "", *map(str, files)]
         run = subprocess.run([sys.executable, __file__, "--found", *given], stdout=subprocess.PIPE, check=True)
-        found[name] = json.loads(run.stdout)
+        results[name] = json.loads(run.stdout)
         shutil.rmtree(folder / "tuned")
-        print(name, found[name], flush=True)
-    return found
+        print(name, results[name], flush=True)
+    return results
 
 
 def discovered(tolerance: float, base: str, files: list[str]) -> dict[str, float]:
@@ -80,11 +80,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where the files are written")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--only", default="", help="a part of the names of those ways of tuning that are measured")
-    given = parser.parse_args()
-    before = json.loads(given.output.read_text())["tuned"] if given.only and given.output.exists() else {}
-    found = before | measured(given.architecture, given.tasks, given.folder, given.only)
-    settings = {"architecture": given.architecture, "tasks": given.tasks}
-    write_json(given.output, {"machine": machine("onnxruntime"), "settings": settings, "tuned": found})
+    arguments = parser.parse_args()
+    before = json.loads(arguments.output.read_text())["tuned"] if arguments.only and arguments.output.exists() else {}
+    result = before | measured(arguments.architecture, arguments.tasks, arguments.folder, arguments.only)
+    settings = {"architecture": arguments.architecture, "tasks": arguments.tasks}
+    write_json(arguments.output, {"machine": machine("onnxruntime"), "settings": settings, "tuned": result})
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""How much faster and smaller fine-tuned encoders are as one body on a CPU, in ONNX Runtime.
+"""The speed-up and size of fine-tuned encoders as one stitched body on a CPU, in ONNX Runtime.
 
-One request of each model, all of one length. The baseline are the models one after another, each in a session of its
-own. Beside it, in the same rounds: the body; all models as batched products, each weight a stack of all models' (as
-NetFuse joins them); where models have adapters, the base's products for all rows with two small ones for each model's
-beside them (as LoRA servers do); and as many rows through a single one of the models, as it is. The body computes its
-last layer for the token that is read alone, which those four do not.
+One request of each model, all of one length. The baseline is the models one after another, each in its own session. In
+the same rounds: the body; all models as batched products over stacked weights (as in NetFuse); where models have
+adapters, the base's products for all rows with two small ones per model (as in LoRA servers); and the same number of
+rows through one of the models. The body computes its last layer only for the token that is read; those four do not.
 
     python benchmarks/stitch_encoders.py
 """
@@ -42,7 +41,7 @@ TUNED: dict[str, tuple[dict[str, Any], float]] = {
 def measured(
     architecture: str, tasks: int, threads: list[int], lengths: list[int], rounds: int, only: list[str]
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in only:
         tuned, tolerance = TUNED[name]
         with tempfile.TemporaryDirectory() as folder:
@@ -50,17 +49,17 @@ def measured(
             (base,) = EncoderRecipe(architecture, 1).save(Path(folder) / "base")
             made = stitch_body(files, tolerance=tolerance, base=base if tolerance else None, measure=False)
             assert made.difference is not None
-            found[name] = {
+            results[name] = {
                 "weights": made.weight_bytes / made.apart_bytes,
                 "largest_difference": made.difference.relative,
-                "ms": {str(each): _raced(made, files, each, lengths, rounds) for each in threads},
+                "ms": {str(thread): _raced(made, files, thread, lengths, rounds) for thread in threads},
             }
-        for count, by_length in found[name]["ms"].items():
+        for count, by_length in results[name]["ms"].items():
             for length, times in by_length.items():
                 gain = times["one after another"] / times["body"]
-                said = ", ".join(f"{way} {each:.1f} ms" for way, each in times.items())
+                said = ", ".join(f"{way} {time_ms:.1f} ms" for way, time_ms in times.items())
                 print(f"{name}, {count} threads, {length} tokens: {said}; {gain:.2f} times")
-    return found
+    return results
 
 
 def _raced(
@@ -72,9 +71,9 @@ def _raced(
     if any(step.parts for step in made.body.steps):
         rivals["LoRA server"] = beside_the_base(files, made)
     apart = {
-        name: load_session(each.SerializeToString(), threads, name, optimise=True) for name, each in rivals.items()
+        name: load_session(rival.SerializeToString(), threads, name, optimise=True) for name, rival in rivals.items()
     }
-    return {str(each): _times(alone, whole, apart, made.names, each, threads, rounds) for each in lengths}
+    return {str(length): _times(alone, whole, apart, made.names, length, threads, rounds) for length in lengths}
 
 
 def _times(
@@ -82,12 +81,12 @@ def _times(
 ) -> dict[str, float]:
     ids = np.random.default_rng(0).integers(0, 1000, (len(names), length))
     every = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    feeds = [{name: each[at : at + 1] for name, each in every.items()} for at in range(len(names))]
-    joined = {f"{name}.{port}": each for name, feed in zip(names, feeds, strict=True) for port, each in feed.items()}
+    feeds = [{name: array[at : at + 1] for name, array in every.items()} for at in range(len(names))]
+    joined = {f"{name}.{port}": array for name, feed in zip(names, feeds, strict=True) for port, array in feed.items()}
     wanted = [session.run(None, feed)[0] for session, feed in zip(alone, feeds, strict=True)]
-    for each in rivals.values():
-        found = each.run(None, every)[0].reshape(len(names), -1)
-        np.testing.assert_allclose(found, np.concatenate(wanted), atol=1e-4)
+    for rival in rivals.values():
+        result = rival.run(None, every)[0].reshape(len(names), -1)
+        np.testing.assert_allclose(result, np.concatenate(wanted), atol=1e-4)
     contenders = {
         "one after another": [lambda at=at: alone[at].run(None, feeds[at]) for at in range(len(names))],
         "body": [lambda: whole.run(None, joined)],
@@ -95,13 +94,13 @@ def _times(
         "rows of one model": [lambda: alone[0].run(None, every)],
     }
     seconds = least_seconds(contenders, clock=clock_for(threads), rounds=rounds)
-    return {name: 1e3 * each for name, each in seconds.items()}
+    return {name: 1e3 * time_s for name, time_s in seconds.items()}
 
 
 def batched(files: list[Path]) -> onnx.ModelProto:
     """Encoders that ``EncoderRecipe`` made, for a row of each: every weight is a stack of all models' weights."""
     protos = [onnx.load(file) for file in files]
-    held = [{each.name: numpy_helper.to_array(each) for each in proto.graph.initializer} for proto in protos]
+    held = [{tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer} for proto in protos]
     constants: dict[str, Any] = {}
     nodes = []
     for place, many in enumerate(zip(*(proto.graph.node for proto in protos), strict=True)):
@@ -109,13 +108,13 @@ def batched(files: list[Path]) -> onnx.ModelProto:
         node.CopyFrom(many[0])
         for at, name in enumerate(node.input):
             if name in held[0]:
-                mine = [one[each.input[at]] for one, each in zip(held, many, strict=True)]
+                mine = [one[node.input[at]] for one, node in zip(held, many, strict=True)]
                 node.input[at] = f"{place} {at}"
                 constants[node.input[at]] = _stack(node.op_type, at, mine)
         nodes += _spelled(node, constants, len(files), f"{place}")
     graph = helper.make_graph(
         nodes, "batched", list(protos[0].graph.input), [onnx.ValueInfoProto(name=protos[0].graph.output[0].name)],
-        [numpy_helper.from_array(np.ascontiguousarray(each), name) for name, each in constants.items()],
+        [numpy_helper.from_array(np.ascontiguousarray(constant), name) for name, constant in constants.items()],
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=list(protos[0].opset_import), ir_version=protos[0].ir_version)
 
@@ -128,7 +127,7 @@ def beside_the_base(files: list[Path], made: BodyStitching) -> onnx.ModelProto:
     """
     adapted = {step.names[0]: step for step in made.body.steps if step.parts}
     protos = [onnx.load(file) for file in files]
-    held = [{each.name: numpy_helper.to_array(each) for each in proto.graph.initializer} for proto in protos]
+    held = [{tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer} for proto in protos]
     rows = _Rows(len(files))
     for many in zip(*(proto.graph.node for proto in protos), strict=True):
         node, out = many[0], many[0].output[0]
@@ -146,7 +145,7 @@ def beside_the_base(files: list[Path], made: BodyStitching) -> onnx.ModelProto:
             wide = helper.make_node("MatMul", [f"{out} down", "held"], [f"{out} up"])
             rows.apart(wide, [{"held": part.up} for part in parts])
             rows.add(helper.make_node("Add", [f"{out} base", f"{out} up"], [out]), {})
-        elif all(np.array_equal(one[name], each) for one in read for name, each in read[0].items()):
+        elif all(np.array_equal(one[name], array) for one in read for name, array in read[0].items()):
             rows.add(node, read[0])
         else:
             rows.apart(node, read)
@@ -179,19 +178,19 @@ class _Rows:
 
     def apart(self, node: onnx.NodeProto, held: list[dict[str, Any]]) -> None:
         """A node for each row."""
-        parts = self._split[node.output[0]] = [self.add(node, each, task) for task, each in enumerate(held)]
+        parts = self._split[node.output[0]] = [self.add(node, array, task) for task, array in enumerate(held)]
         self.nodes.append(helper.make_node("Concat", parts, node.output, axis=0))
 
     def model(self, like: onnx.ModelProto) -> onnx.ModelProto:
         graph = helper.make_graph(
             self.nodes, "beside", list(like.graph.input), [onnx.ValueInfoProto(name=like.graph.output[0].name)],
-            [numpy_helper.from_array(np.ascontiguousarray(each), name) for name, each in self._constants.items()],
+            [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in self._constants.items()],
         )  # fmt: skip
         return helper.make_model(graph, opset_imports=list(like.opset_import), ir_version=like.ir_version)
 
     def _row(self, tensor: str, task: int) -> str:
         if tensor not in self._split:
-            names = self._split[tensor] = [f"{tensor} at {each}" for each in range(self._tasks)]
+            names = self._split[tensor] = [f"{tensor} at {index}" for index in range(self._tasks)]
             self.nodes.append(helper.make_node("Split", [tensor], names, axis=0, num_outputs=self._tasks))
         return self._split[tensor][task]
 
@@ -234,10 +233,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", choices=list(TUNED), nargs="+", default=list(TUNED))
     parser.add_argument("--output", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    found = measured(given.architecture, given.tasks, given.threads, [16, 64], given.rounds, given.only)
-    settings = {name: getattr(given, name) for name in ("architecture", "tasks", "threads", "rounds")}
-    write_json(given.output, {"machine": machine(), "settings": settings, "tuned": found})
+    arguments = parser.parse_args()
+    result = measured(
+        arguments.architecture, arguments.tasks, arguments.threads, [16, 64], arguments.rounds, arguments.only
+    )
+    settings = {name: getattr(arguments, name) for name in ("architecture", "tasks", "threads", "rounds")}
+    write_json(arguments.output, {"machine": machine(), "settings": settings, "tuned": result})
 
 
 if __name__ == "__main__":

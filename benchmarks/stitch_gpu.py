@@ -1,8 +1,8 @@
-"""Stitched models on a GPU beside every other way to run them: time, weights and peak memory of each way.
+"""Stitched models on a GPU compared with every other method to run them: time, weights and peak memory of each.
 
-The models are weight-shared ones without training (``weft_stitch.making.generator``) with normalisations of their
-own; all ways of a configuration get the same inputs and take turns. Every way but those called eager is one CUDA
-graph. What is known of a configuration is written as soon as it is known, beside what the file had before.
+The models are untrained ones with shared weights (``weft_stitch.making.generator``) and their own normalisations; all
+methods of a configuration get the same inputs and take turns. Every method but those called eager is one CUDA graph.
+Results of a configuration are written at once, in addition to those in the file.
 
     python benchmarks/stitch_gpu.py --set targets
     python benchmarks/stitch_gpu.py --set paper --resume
@@ -186,8 +186,8 @@ class Stock:
         missing = [key for key in keys if key not in self.graphs]
         family, sharing = part(self.family, self.planted, range(tasks))
         with ThreadPoolExecutor() as pool:
-            found = pool.map(lambda key: draw(key[1], family, sharing, key[2]), missing)
-            self.graphs.update(zip(missing, found, strict=True))
+            result = pool.map(lambda key: draw(key[1], family, sharing, key[2]), missing)
+            self.graphs.update(zip(missing, result, strict=True))
 
     def answer(self, tasks: int, separate: Sequence[Graph]) -> list[torch.Tensor]:
         """What the first *tasks* models answer alone, in float32."""
@@ -302,7 +302,7 @@ class Measurement:
         row.update(pool_bytes=run.pool_bytes, workspace_bytes=run.workspace_bytes)
         if run.added_bytes is not None and built.resident_bytes is not None:
             stay = stacked if name == "vmap" else built.resident_bytes
-            row["peak_bytes"] = stay + sum(each.nbytes for each in way.inputs) + run.added_bytes
+            row["peak_bytes"] = stay + sum(array.nbytes for array in way.inputs) + run.added_bytes
         if WAYS[name] != BATCH:
             row["error"] = error(run.outputs, wanted)
             if self.configuration.exact and self.configuration.dtype == "float32":
@@ -313,16 +313,16 @@ class Measurement:
         last = self._dtype.itemsize == 2 or source == "fused"
         if last or self.stock.inputs[0].dim() != 4 or self.settings.device != "cuda":
             return self._layout(source, CHANNELS_LAST if last else CHANNELS_FIRST)
-        found = {}
+        results = {}
         for name in (CHANNELS_FIRST, CHANNELS_LAST):
             layout = self._layout(source, name)
             way = make(CAPTURED[source], self.graphs(source), layout.built.modules, layout.inputs)
-            found[times_ms({name: prepare(way)}, rounds=1)[name]] = layout
-        return found[min(found)]
+            results[times_ms({name: prepare(way)}, rounds=1)[name]] = layout
+        return results[min(results)]
 
     def _layout(self, source: str, name: str) -> Layout:
         place = Place(self.settings.device, self._dtype, name == CHANNELS_LAST)
-        inputs = [place.tensor(each) for each in self.stock.inputs[: self.configuration.tasks]]
+        inputs = [place.tensor(picture) for picture in self.stock.inputs[: self.configuration.tasks]]
         return Layout(name, inputs, build(self.graphs(source), _given(source, inputs), place))
 
     def _allocated(self) -> int:
@@ -335,11 +335,11 @@ class Measurement:
 def _given(source: str, inputs: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     """The inputs of each of a source's graphs."""
     if source == SEPARATE:
-        return [[each] for each in inputs]
+        return [[row] for row in inputs]
     if source == BATCH:
         return [[torch.cat(inputs)]]
     if source == GROUPED:
-        return [[inputs[task] for task in tasks] for tasks in by_batch([len(each) for each in inputs])]
+        return [[inputs[task] for task in tasks] for tasks in by_batch([len(row) for row in inputs])]
     return [inputs]
 
 
@@ -350,10 +350,10 @@ def _exact_error(way: RivalWay, built: BuiltModules, wanted: Sequence[torch.Tens
     for layer in layers:
         layer.shape = Shape(64, 32, 32)
     with precision(tf32=False, search=False):
-        found = error(way.run(), wanted)
+        result = error(way.run(), wanted)
     for layer, shape in zip(layers, shapes, strict=True):
         layer.shape = shape
-    return found
+    return result
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -363,7 +363,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"  {'way':14}{'ms':>9}{'weights MB':>12}{'peak MB':>10}{'launches':>10}{'error':>10}{'exact':>10}"]
     for row in rows:
         numbers = [cell(row["ms"], 1, 3), cell(row["weight_bytes"], 1e6, 1), cell(row["peak_bytes"], 1e6, 1)]
-        errors = ["-" if row[each] is None else f"{row[each]:.1e}" for each in ("error", "exact_error")]
+        errors = ["-" if row[key] is None else f"{row[key]:.1e}" for key in ("error", "exact_error")]
         failed = "  too large" if (row["exact_error"] or 0.0) > EXACT else ""
         launches = cell(row["launches"], 1, 0)
         lines.append(
@@ -418,14 +418,14 @@ class Shelf:
 
     def take(self, configuration: Configuration, later: Sequence[Configuration]) -> Stock:
         key = configuration.stock
-        alike = [each for each in (configuration, *later) if each.stock == key]
+        alike = [other for other in (configuration, *later) if other.stock == key]
         if key not in self.stocks:
             self.stocks[key] = Stock(max(alike, key=lambda each: each.tasks), self.device)
         return self.stocks[key]
 
     def clear(self, later: Sequence[Configuration]) -> None:
-        wanted = {each.stock for each in later}
-        sizes = {(each.stock, each.tasks) for each in later}
+        wanted = {configuration.stock for configuration in later}
+        sizes = {(configuration.stock, configuration.tasks) for configuration in later}
         self.stocks = {key: stock for key, stock in self.stocks.items() if key in wanted}
         for key, stock in self.stocks.items():
             stock.graphs = {at: graphs for at, graphs in stock.graphs.items() if (key, at[0]) in sizes}
@@ -505,20 +505,20 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def described_machine(device: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    results: dict[str, Any] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     if device == "cuda":
         gpu = torch.cuda.get_device_properties(0)
-        found.update(gpu=gpu.name, gpu_bytes=gpu.total_memory, multiprocessors=gpu.multi_processor_count)
-    return found
+        results.update(gpu=gpu.name, gpu_bytes=gpu.total_memory, multiprocessors=gpu.multi_processor_count)
+    return results
 
 
 def versions() -> dict[str, Any]:
-    found = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
+    results = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
     if torch.cuda.is_available():
         import triton
 
-        found.update(triton=triton.__version__, cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version())
-    return found
+        results.update(triton=triton.__version__, cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version())
+    return results
 
 
 def _done(configuration: Configuration, rows: Sequence[Mapping[str, Any]]) -> bool:
@@ -547,13 +547,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--replays", type=int, default=REPLAYS)
     settings = parser.parse_args()
-    chosen = [each for each in SETS[settings.set] if settings.only in (None, each.net)]
-    chosen = [each for each in chosen if not settings.tasks or each.tasks in settings.tasks]
+    chosen = [configuration for configuration in SETS[settings.set] if settings.only in (None, configuration.net)]
+    chosen = [configuration for configuration in chosen if not settings.tasks or configuration.tasks in settings.tasks]
     if settings.ways:
-        chosen = [_with_ways(each, tuple(settings.ways)) for each in chosen]
+        chosen = [_with_ways(configuration, tuple(settings.ways)) for configuration in chosen]
     if settings.resume:
         done = _read(settings.out)
-        chosen = [each for each in chosen if not _done(each, done)]
+        chosen = [configuration for configuration in chosen if not _done(configuration, done)]
     run_all(chosen, settings)
 
 

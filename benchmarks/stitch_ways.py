@@ -1,8 +1,8 @@
-"""The ways to run many models in torch, stitched and not: ``WAYS`` by name, ``draw`` their graphs, ``make`` them.
+"""The methods to run many models in torch, stitched and not: ``WAYS`` by name, ``draw`` their graphs, ``make`` them.
 
-What stitching is to be compared with: the models one after another, each in a stream of its own, as one grouped
-convolution for each layer (NetFuse), under ``vmap`` or ``torch.compile``; and, as the mark that no form can pass, a
-plain batch of as many pictures through one of the models. Normalisations are folded wherever a model runs alone.
+The rivals of stitching: the models one after another, each in a stream of its own, as one grouped convolution for each
+layer (NetFuse), under ``vmap`` or ``torch.compile``; and, as the limit that no form can pass, a plain batch of the same
+number of images through one of the models. Normalisations are folded wherever a model runs alone.
 ``weft_stitch.running.gpu_timing`` runs them.
 """
 
@@ -64,9 +64,9 @@ def make(
     given = tuple(inputs)
     source = WAYS[name]
     counts = [count(graph) for graph in graphs]
-    size = max(each.element_size() for module in modules for each in module.buffers() if each.is_floating_point())
-    weight_bytes = sum(each.weight_bytes for each in counts) * size // COUNTED_BYTES
-    launches = None if name in COMPILED else sum(each.launches for each in counts)
+    size = max(buffer.element_size() for module in modules for buffer in module.buffers() if buffer.is_floating_point())
+    weight_bytes = sum(count.weight_bytes for count in counts) * size // COUNTED_BYTES
+    launches = None if name in COMPILED else sum(count.launches for count in counts)
     if source == BATCH:
         return RivalWay(name, modules[0], (torch.cat(given),), weight_bytes, launches)
     if name in COMPILED:
@@ -76,7 +76,7 @@ def make(
     elif source == SEPARATE:
         call = one_by_one(modules)
     elif source == GROUPED:
-        call = in_turn(modules, by_batch([len(each) for each in given]))
+        call = in_turn(modules, by_batch([len(rows) for rows in given]))
     else:
         call = modules[0]
     return RivalWay(name, call, given, weight_bytes, launches)
@@ -120,18 +120,18 @@ def in_turn(modules: Sequence[StitchedModule], groups: Sequence[Sequence[int]]) 
     """Groups of tasks, each one graph, one after the other; outputs come in the order of the tasks."""
 
     def run(*inputs: Tensor) -> Outputs:
-        found: dict[int, Tensor] = {}
+        results: dict[int, Tensor] = {}
         for module, tasks in zip(modules, groups, strict=True):
-            found.update(zip(tasks, module(*(inputs[task] for task in tasks)), strict=True))
-        return tuple(found[task] for task in range(len(inputs)))
+            results.update(zip(tasks, module(*(inputs[task] for task in tasks)), strict=True))
+        return tuple(results[task] for task in range(len(inputs)))
 
     return run
 
 
 def vmapped(modules: Sequence[StitchedModule], inputs: Sequence[Tensor], **options: Any) -> Call:
     """One model over the stacked weights of all, compiled; they must be equal but for the weights."""
-    shapes = [{name: each.shape for name, each in module.named_buffers()} for module in modules]
-    if any(each != shapes[0] for each in shapes) or len({given.shape for given in inputs}) > 1:
+    shapes = [{name: buffer.shape for name, buffer in module.named_buffers()} for module in modules]
+    if any(shape != shapes[0] for shape in shapes) or len({given.shape for given in inputs}) > 1:
         raise StitchError("vmap needs models and batches of the same sizes, and these differ; use another way")
     # vmap has no channels last: the model it maps is one without
     first = next(modules[0].buffers())
@@ -158,7 +158,7 @@ def looped(modules: Sequence[StitchedModule], inputs: Sequence[Tensor], **option
         for (number, name), tensor in zip(names, tensors, strict=False):
             mine[number][name] = tensor
         given = zip(modules, mine, tensors[len(names) :], strict=True)
-        return tuple(torch.func.functional_call(module, state, (each,))[0] for module, state, each in given)
+        return tuple(torch.func.functional_call(module, state, (images,))[0] for module, state, images in given)
 
     return compiled(every, weights, inputs, **options)
 
@@ -174,7 +174,7 @@ def compiled(function: Call, weights: Sequence[Tensor], inputs: Sequence[Tensor]
 
 
 def _float_type(module: StitchedModule) -> Any:
-    return next(each.dtype for each in module.buffers() if each.is_floating_point())
+    return next(buffer.dtype for buffer in module.buffers() if buffer.is_floating_point())
 
 
 def error(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:

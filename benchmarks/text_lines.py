@@ -1,4 +1,4 @@
-"""Lines of text as pictures, with what is written on them, and how much of it a recogniser reads."""
+"""Images of lines of text with their texts, and the share of the text that a recogniser reads correctly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = (
 def characters(outputs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """The part of the characters that is read right, for each line: 1 less edits per character."""
     space = outputs.shape[-1] - 1
-    said = [_collapsed(each.argmax(axis=-1), space) for each in outputs]
+    said = [_collapsed(output.argmax(axis=-1), space) for output in outputs]
     return np.array([_right(line, list(label[label > 0])) for line, label in zip(said, labels, strict=True)])
 
 
@@ -33,7 +33,7 @@ def draw_lines(model: Path, count: int, seed: int) -> tuple[npt.NDArray[np.float
         text = _text(rng)
         picture = _picture(text, rng)
         if picture is not None:
-            row = [known.get(each, len(known) + 1) for each in text]  # the last class is a blank
+            row = [known.get(character, len(known) + 1) for character in text]  # the last class is a blank
             pictures.append(picture)
             labels.append(row + [0] * (LONGEST - len(row)))
     return np.stack(pictures), np.array(labels)
@@ -43,8 +43,8 @@ def _classes(model: Path) -> dict[str, int]:
     """Character -> its class, as the file says; 0 is no character."""
     import onnx
 
-    told = {each.key: each.value for each in onnx.load(str(model)).metadata_props}
-    return {each: number for number, each in enumerate(told["character"].split("\n"), 1)}
+    told = {entry.key: entry.value for entry in onnx.load(str(model)).metadata_props}
+    return {part: number for number, part in enumerate(told["character"].split("\n"), 1)}
 
 
 def _text(rng: np.random.Generator) -> str:
@@ -61,7 +61,7 @@ def _picture(text: str, rng: np.random.Generator) -> npt.NDArray[np.float32] | N
 
     file = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{FONTS[rng.integers(len(FONTS))]}.ttf")
     font = ImageFont.truetype(str(file), int(rng.integers(26, 36)))
-    paper, ink = ([int(each) for each in rng.integers(*ends, 3)] for ends in ((150, 256), (0, 100)))
+    paper, ink = ([int(level) for level in rng.integers(*ends, 3)] for ends in ((150, 256), (0, 100)))
     place = int(rng.integers(2, 14)), int(rng.integers(0, 6))
     if font.getlength(text) > WIDTH - 16:
         return None
@@ -73,8 +73,12 @@ def _picture(text: str, rng: np.random.Generator) -> npt.NDArray[np.float32] | N
 
 def _collapsed(path: npt.NDArray[np.int64], space: int) -> list[int]:
     """Classes without repeats, without what is no character, and without blanks at the ends."""
-    said = [int(each) for at, each in enumerate(path) if each and (at == 0 or each != path[at - 1])]
-    inside = [at for at, each in enumerate(said) if each != space]
+    said = [
+        int(class_index)
+        for at, class_index in enumerate(path)
+        if class_index and (at == 0 or class_index != path[at - 1])
+    ]
+    inside = [at for at, character in enumerate(said) if character != space]
     return said[inside[0] : inside[-1] + 1] if inside else []
 
 

@@ -1,15 +1,15 @@
-"""What everybody else has of an attack: health, other models, the server's end.
+"""The effect of an attack on other clients: health probes, other models, the server's shutdown.
 
-One attack at a time (``attacks``) on a server of its own, in threads (T) and with isolation (P). Two models of others
-are asked at random times, as independent clients would, and health 1000 times over fresh and 1000 times over kept
-connections, first while it is calm, then while the attack goes on. An answer's time counts from when its request was
-due (``open_loop``). Then SIGTERM, with the attack still on; and, on another server, SIGTERM twice. At last: how soon a
+One attack at a time (``attacks``) on a server of its own, in threads (T) and with isolation (P). Two other models get
+requests at random times, as from independent clients, and health gets 1000 probes over new and 1000 over open
+connections, first without and then with the attack. A latency counts from the time at which the request was due
+(``open_loop``). Then SIGTERM during the attack; and, on another server, SIGTERM twice. At last: the time until a
 request past its deadline, or past ``max_compute_s``, frees its lane.
 
     python benchmarks/under_attack.py [--attacks loop,json] [--modes T,P] [--seconds 20] [--save]
 
 Ratios are within one run. The servers have two lanes, so that one hostile request leaves one free. A scene that other
-machines on the same hardware disturbed is played again (``undisturbed``).
+machines on the same hardware disturbed is repeated (``undisturbed``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from processes import Process, family, free_port, memory_bytes, survivors
 from soak import get
 from undisturbed import PATIENCE_S as PATIENCE_AGAIN_S
 from undisturbed import Undisturbed
-from verdicts import Verdict, finite, show_table, show_verdicts, told
+from verdicts import Verdict, finite, format_figure, show_table, show_verdicts
 
 from weft.base.jsonfile import write_json
 from weft.load.report import OK
@@ -149,16 +149,16 @@ def _end_rest(members: list[Process]) -> int:
     until_s = time.monotonic() + 1.0
     while (left := survivors(members)) and time.monotonic() < until_s:
         time.sleep(0.05)
-    for each in left:
+    for process in left:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(each.pid, signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)
     return len(left)
 
 
 # What others see
 
 
-def others() -> list[Ask]:
+def bystander_requests() -> list[Ask]:
     """Two models of others, and the two ways to ask for health."""
     tensors = {"mlp": np.zeros((1, 64), np.float32), "chain": np.zeros((64, 512), np.float32)}
     return [Ask(name, infer_tensors(name, {"x": tensors[name]}), rate) for name, rate in OTHERS_PER_S.items()]
@@ -190,13 +190,13 @@ class Scene:
     second: Ending
 
     def verdicts(self) -> list[Verdict]:
-        found = [
+        results = [
             judge_health(self.calm[name], self.hit[name], self.where, ATTACKS[self.attack].health_s) for name in PROBES
         ]
-        found += [judge_others(self.calm[name], self.hit[name], self.where) for name in OTHERS_PER_S]
-        found.append(judge_ending(self.first, DRAIN_S + LEAVE_S, f"{self.where}: SIGTERM ends it"))
-        found.append(judge_ending(self.second, AT_ONCE_S, f"{self.where}: a second SIGTERM ends it"))
-        return found
+        results += [judge_others(self.calm[name], self.hit[name], self.where) for name in OTHERS_PER_S]
+        results.append(judge_ending(self.first, DRAIN_S + LEAVE_S, f"{self.where}: SIGTERM ends it"))
+        results.append(judge_ending(self.second, AT_ONCE_S, f"{self.where}: a second SIGTERM ends it"))
+        return results
 
     @property
     def where(self) -> str:
@@ -233,13 +233,13 @@ def judge_others(calm: Seen, hit: Seen, where: str) -> Verdict:
 
 def judge_ending(ending: Ending, limit_s: float, what: str) -> Verdict:
     took_s, left = ending.took_s, f", {ending.left} processes left behind" if ending.left else ""
-    figures = f"{told(took_s, '.2f', ' s') if took_s is not None else 'killed'}, exit {ending.exit_code}{left}"
+    figures = f"{format_figure(took_s, '.2f', ' s') if took_s is not None else 'killed'}, exit {ending.exit_code}{left}"
     kept = took_s is not None and took_s <= limit_s and not ending.left
     return Verdict(f"{what} within {limit_s:g} s", kept, figures)
 
 
 def ms(seconds: float | None) -> str:
-    return told(None if seconds is None else seconds * 1e3, ".1f", " ms")
+    return format_figure(None if seconds is None else seconds * 1e3, ".1f", " ms")
 
 
 class Peak:
@@ -265,10 +265,10 @@ class Peak:
 
 def play(attack: Attack, mode: str, config: Path, seconds: float) -> Scene:
     """Calm, attack, SIGTERM; then, on a second server, attack and SIGTERM twice."""
-    asks, port = [*others(), *probes(seconds)], free_port()
+    asks, port = [*bystander_requests(), *probes(seconds)], free_port()
     with started(config, port) as server, Attackers(attack, server, port) as attackers:
         wait_until_learned(server.url, *LEARNED)
-        run_open_loop(others(), server.url, WARMUP_S)
+        run_open_loop(bystander_requests(), server.url, WARMUP_S)
         calm = run_open_loop(asks, server.url, seconds)
         with Peak(server.pid) as peak:
             hit = run_open_loop(
@@ -300,7 +300,7 @@ class Freed:
     def verdict(self) -> Verdict:
         promise = f"{self.request} ({self.mode}) past its {self.bound} frees its lane within {self.limit_s:.1f} s"
         kept = self.after_s is not None and self.after_s <= self.limit_s
-        return Verdict(promise, kept, told(self.after_s, ".2f", " s") if self.after_s is not None else "never")
+        return Verdict(promise, kept, format_figure(self.after_s, ".2f", " s") if self.after_s is not None else "never")
 
 
 def free_after_s(url: str, request: bytes, bound_s: float, limit_s: float) -> float | None:
@@ -377,7 +377,7 @@ def health_figures(seen: Seen) -> dict[str, Any]:
         "failed": {str(status): count for status, count in seen.failed.items()},
         "p50_ms": _ms(seen.quantile_s(0.5)),
         "p99_ms": _ms(seen.quantile_s(0.99)),
-        "slowest_ms": [round(each * 1e3, 3) for each in np.sort(seen.good_s)[::-1][:10].tolist()],
+        "slowest_ms": [round(latency_s * 1e3, 3) for latency_s in np.sort(seen.good_s)[::-1][:10].tolist()],
         "client_lag_p99_ms": _ms(_lag_s(seen)),
     }
 
@@ -414,11 +414,11 @@ def show(scenes: list[Scene]) -> None:
 
 def _shown(scene: Scene) -> tuple[str, ...]:
     seen = [scene.hit[name] for name in PROBES]
-    over = sum(int(np.count_nonzero(each.good_s > HEALTH_S)) for each in seen)
-    failed = sum(sum(each.failed.values()) for each in seen)
+    over = sum(int(np.count_nonzero(probe.good_s > HEALTH_S)) for probe in seen)
+    failed = sum(sum(probe.failed.values()) for probe in seen)
     ratios = [f"{p99_times(scene.calm[name], scene.hit[name]):.2f} x" for name in OTHERS_PER_S]
-    ends = ["killed" if each.took_s is None else f"{each.took_s:.2f} s" for each in (scene.first, scene.second)]
-    slowest = [ms(each.quantile_s(1.0)) for each in seen]
+    ends = ["killed" if ending.took_s is None else f"{ending.took_s:.2f} s" for ending in (scene.first, scene.second)]
+    slowest = [ms(probe.quantile_s(1.0)) for probe in seen]
     peak = f"{scene.memory_bytes >> 20} MiB"
     return (scene.attack, scene.mode, *slowest, str(over), str(failed), *ratios, *ends, peak)
 
@@ -465,32 +465,34 @@ def parse() -> tuple[Plan, Path | None]:
     parser.add_argument("--patience", type=float, default=PATIENCE_AGAIN_S, help="seconds for scenes done again")
     parser.add_argument("--no-freed", action="store_true", help="leave out how soon lanes are freed")
     parser.add_argument("--save", nargs="?", type=Path, const=RESULTS, help=f"write {RESULTS.name}, or another file")
-    asked = parser.parse_args()
-    attacks, modes = tuple(asked.attacks.split(",")), tuple(asked.modes.split(","))
+    arguments = parser.parse_args()
+    attacks, modes = tuple(arguments.attacks.split(",")), tuple(arguments.modes.split(","))
     for name in {*attacks} - {*ATTACKS} | {*modes} - {*MODES}:
         parser.error(f"{name}: no such attack or mode")
-    return Plan(attacks, modes, asked.seconds, asked.lanes, not asked.no_freed, asked.patience), asked.save
+    return Plan(
+        attacks, modes, arguments.seconds, arguments.lanes, not arguments.no_freed, arguments.patience
+    ), arguments.save
 
 
 def main() -> None:
     plan, file = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left behind
-    about, undisturbed = machine("onnxruntime"), Undisturbed(plan.patience_s)
+    environment, undisturbed = machine("onnxruntime"), Undisturbed(plan.patience_s)
     with tempfile.TemporaryDirectory() as scratch:
         scenes, freed = run(plan, Path(scratch), undisturbed)
-    verdicts = [verdict for scene in scenes for verdict in scene.verdicts()] + [each.verdict() for each in freed]
+    verdicts = [verdict for scene in scenes for verdict in scene.verdicts()] + [row.verdict() for row in freed]
     show(scenes)
     show_verdicts(verdicts)
     if file:
-        found = {
+        results = {
             "attacks": {name: ATTACKS[name].what for name in plan.attacks},
-            "scenes": [as_row(each) for each in scenes],
-            "lanes_freed": [asdict(each) for each in freed],
-            "verdicts": [asdict(each) for each in verdicts],
+            "scenes": [as_row(scene) for scene in scenes],
+            "lanes_freed": [asdict(row) for row in freed],
+            "verdicts": [asdict(verdict) for verdict in verdicts],
         }
         again = {"scenes_done_again": undisturbed.again, "disturbed_scenes": undisturbed.counted}
-        write_json(file, {"machine": about, "plan": asdict(plan), "drain_s": DRAIN_S, **again, **found})
-    raise SystemExit(0 if all(each.kept for each in verdicts) else 1)
+        write_json(file, {"machine": environment, "plan": asdict(plan), "drain_s": DRAIN_S, **again, **results})
+    raise SystemExit(0 if all(verdict.kept for verdict in verdicts) else 1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Does runs again that others disturbed, where the machine is one of several on the same hardware.
+"""Repeats runs that other machines on the same hardware disturbed.
 
-A run during which others took its processors (time that Linux calls stolen), or before or after which the same piece of
-work took far longer than it can (others on the same cores), says nothing about weft. How many were done again is kept.
+A run says nothing about weft if others took its processors (time that Linux calls stolen), or if the same piece of work
+took far longer than its minimum before or after the run (others on the same cores). Repetitions are counted.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def piece_s(seconds: float) -> list[float]:
 def processor_ticks() -> tuple[int, int]:
     """Time of all processors since the start that others took, and all there was."""
     try:
-        ticks = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        ticks = [int(part) for part in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except OSError:
         return 0, 0
     return ticks[7], sum(ticks)

@@ -1,4 +1,4 @@
-"""What a benchmark promises, whether it was kept, and how that is shown."""
+"""The promises of a benchmark: whether each was kept, and how that is shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Verdict:
 
 
 def show_verdicts(verdicts: Iterable[Verdict]) -> None:
-    rows = [("yes" if each.kept else "NO", each.promise, each.figures) for each in verdicts]
+    rows = [("yes" if verdict.kept else "NO", verdict.promise, verdict.figures) for verdict in verdicts]
     show_table("verdicts", ("", "promise", "figures"), rows, left=3)
 
 
@@ -36,7 +36,7 @@ def show_table(
     Console(width=width).print(table, highlight=False)
 
 
-def told(value: float | None, form: str, unit: str = "") -> str:
+def format_figure(value: float | None, form: str, unit: str = "") -> str:
     """A figure, or that there is none."""
     return "-" if value is None or math.isnan(value) else f"{value:{form}}{unit}"
 

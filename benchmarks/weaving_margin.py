@@ -1,14 +1,14 @@
-"""Is ``weft`` ever below a policy it could imitate? Pairs, or sets of three and four models, on two NPUs with buffers
-from 48 to 6 MiB.
+"""Is ``weft`` ever worse than a policy that it could imitate? Pairs, or sets of three and four models, on two NPUs with
+buffers from 48 to 6 MiB.
 
 Every rival gets the pieces that ``weft`` chose, and once more whole layers. Two comparisons are fair; both are made:
 
-- Every model has at least its least share of the throughput, as ``weft`` gives it. A rival that leaves a model less is
+- Every model has at least its least share of the throughput, as under ``weft``. A rival that leaves a model less is
   charged the time in which the model runs alone until it has its share (``weft.engine.policies.bound.raise_starved``).
-  What such a rival comes to without that is recorded beside it.
-- Every model completes the same number of queries: who needs the shortest time.
+  The rival's result without that charge is recorded as well.
+- Every model completes the same number of queries: which policy needs the shortest time.
 
-What is measured is schedules, so any machine will do.
+Schedules are simulated, so any machine will do.
 
     python benchmarks/weaving_margin.py --jobs 2
     python benchmarks/weaving_margin.py --streams 3 4 --jobs 16
@@ -179,19 +179,21 @@ def run_all(cases: list[Case], queries: int, jobs: int) -> Iterator[dict[str, An
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Worst ratio and how many lie below, beside rivals with the same pieces and with whole layers."""
-    found: dict[str, Any] = {"cases": len(rows), "tolerance": TOLERANCE}
+    results: dict[str, Any] = {"cases": len(rows), "tolerance": TOLERANCE}
     for key in ("of_rival", "of_whole_rival", "of_equal_rival"):
         worst = min(rows, key=lambda row: row[key])
-        found[key] = {
+        results[key] = {
             "below": sum(row[key] < 1 - TOLERANCE for row in rows),
             "worst": worst[key],
             "where": f"{worst['models']} on {worst['npu']}, {worst['buffer_mib']:g} MiB, in 1/{worst['pieces']}",
         }
-    found["below_a_rival_that_starves"] = sum(row["starving"] > 1 + TOLERANCE for row in rows)
-    found["without_trial_below"] = sum(row["without_trial"] < (1 - TOLERANCE) * row["whole_rival_stp"] for row in rows)
-    found["cut"] = sum(row["pieces"] > 1 for row in rows)
-    found["weft_s"] = {"mean": sum(row["weft_s"] for row in rows) / len(rows), "most": max(r["weft_s"] for r in rows)}
-    return found
+    results["below_a_rival_that_starves"] = sum(row["starving"] > 1 + TOLERANCE for row in rows)
+    results["without_trial_below"] = sum(
+        row["without_trial"] < (1 - TOLERANCE) * row["whole_rival_stp"] for row in rows
+    )
+    results["cut"] = sum(row["pieces"] > 1 for row in rows)
+    results["weft_s"] = {"mean": sum(row["weft_s"] for row in rows) / len(rows), "most": max(r["weft_s"] for r in rows)}
+    return results
 
 
 def main() -> None:
@@ -203,12 +205,14 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--output", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     before = machine("numba", "onnx")
-    output = asked.output or RESULTS / ("weaving_margin.json" if asked.streams == [2] else "weaving_margin_sets.json")
-    cases = [Case(*each) for each in product(sets(asked.sets, asked.streams), NPUS, BUFFERS_MIB)]
+    output = arguments.output or RESULTS / (
+        "weaving_margin.json" if arguments.streams == [2] else "weaving_margin_sets.json"
+    )
+    cases = [Case(*values) for values in product(sets(arguments.sets, arguments.streams), NPUS, BUFFERS_MIB)]
     rows = list[dict[str, Any]]()
-    for row in run_all(cases, asked.queries, asked.jobs):
+    for row in run_all(cases, arguments.queries, arguments.jobs):
         rows.append(row)
         below = min(row["of_rival"], row["of_whole_rival"], row["of_equal_rival"]) < 1 - TOLERANCE
         if below or len(rows) % 40 == 0 or len(rows) == len(cases):
@@ -220,8 +224,8 @@ def main() -> None:
                 flush=True,
             )
             # what was run is kept, for all of it takes hours
-            about = {"format": 1, "machine": before, "queries": asked.queries}
-            write_json(output, {**about, "summary": summary(rows), "rows": rows})
+            environment = {"format": 1, "machine": before, "queries": arguments.queries}
+            write_json(output, {**environment, "summary": summary(rows), "rows": rows})
     for key, value in summary(rows).items():
         print(f"{key}: {value}")
 

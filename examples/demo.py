@@ -1,6 +1,6 @@
-"""The main job in some minutes: real models on simulated NPUs and SoCs, stitched, tuned, and served for real.
+"""The main features in a few minutes: real models on simulated NPUs and SoCs, stitched, tuned, and served.
 
-Each step is a command anyone can type; it is printed before it runs.
+Each step is a command that you can type; it is printed before it runs.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def serve(seconds: str) -> None:
-    """The real thing: an urgent model beside a heavy one, then a network with early exits, each under two policies."""
+    """Run a real server: an urgent model beside a heavy one, then a network with exits, each under two policies."""
     for script, options in (
         ("head_of_line.py", ["--policies", "fifo,punctual"]),
         ("early_exits.py", ["--timeouts", "5", "--policies", "top-up"]),

@@ -1,4 +1,4 @@
-"""A policy of one's own in a few lines: always issue the layer that is fetched soonest.
+"""Your own policy in a few lines: always start the layer with the shortest fetch.
 
 python examples/own_policy.py
 """
@@ -10,7 +10,7 @@ import weft
 
 @dataclass(frozen=True)
 class ShortestFetch(weft.Policy):
-    """The smallest layer next; the stream that waited longest where sizes are equal."""
+    """Start the layer with the shortest fetch; on a tie, the stream that waited longest."""
 
     def decide(self, view: weft.View) -> weft.Start:
         return weft.Start(min(view.candidates, key=lambda c: (c.fetch, c.last_issued)))

@@ -1,4 +1,4 @@
-"""Many requests on their way at once, without asyncio: futures over HTTP, callbacks over gRPC.
+"""Many requests in flight at once, without asyncio: futures over HTTP, callbacks over gRPC.
 
 python examples/clients/async_requests.py
 """
@@ -15,34 +15,34 @@ import tritonclient.http
 
 
 def inputs(library: ModuleType, first: int) -> list[Any]:
-    """*first* and the fifteen numbers after it, and ones."""
-    made = [library.InferInput(f"INPUT{k}", [1, 16], "INT32") for k in (0, 1)]
-    made[0].set_data_from_numpy(np.arange(first, first + 16, dtype=np.int32).reshape(1, 16))
-    made[1].set_data_from_numpy(np.ones((1, 16), np.int32))
-    return made
+    """The two inputs of `simple`: the numbers from *first* to *first* + 15, and ones."""
+    tensors = [library.InferInput(f"INPUT{k}", [1, 16], "INT32") for k in (0, 1)]
+    tensors[0].set_data_from_numpy(np.arange(first, first + 16, dtype=np.int32).reshape(1, 16))
+    tensors[1].set_data_from_numpy(np.ones((1, 16), np.int32))
+    return tensors
 
 
 def over_http(address: str, count: int) -> list[int]:
     """The first sum of each answer, in the order of the requests."""
     with tritonclient.http.InferenceServerClient(address, concurrency=4) as server:
         futures = [server.async_infer("simple", inputs(tritonclient.http, k)) for k in range(count)]
-        return [int(each.get_result().as_numpy("OUTPUT0")[0, 0]) for each in futures]
+        return [int(future.get_result().as_numpy("OUTPUT0")[0, 0]) for future in futures]
 
 
 def over_grpc(address: str, count: int) -> list[int]:
-    """The same; answers come in any order, and their ids tell which is which."""
-    came: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    """The same over gRPC; answers come in any order, and their ids name the requests."""
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     with tritonclient.grpc.InferenceServerClient(address) as server:
         for k in range(count):
             call = inputs(tritonclient.grpc, k)
-            server.async_infer("simple", call, lambda result, error: came.put((result, error)), request_id=str(k))
-        found = {}
+            server.async_infer("simple", call, lambda result, error: answers.put((result, error)), request_id=str(k))
+        sums = {}
         for _ in range(count):
-            result, error = came.get()
+            result, error = answers.get()
             if error is not None:
                 raise error
-            found[int(result.get_response().id)] = int(result.as_numpy("OUTPUT0")[0, 0])
-    return [found[k] for k in range(count)]
+            sums[int(result.get_response().id)] = int(result.as_numpy("OUTPUT0")[0, 0])
+    return [sums[k] for k in range(count)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Take a model out of a running server and bring it back, over HTTP or gRPC.
+"""Unload a model of a running server and load it again, over HTTP or gRPC.
 
 python examples/clients/repository.py spare
 """
@@ -12,9 +12,9 @@ import tritonclient.http
 
 
 def state(server: Any, model: str) -> str:
-    """What the index says of a model."""
+    """The state of a model in the server's repository index."""
     index = server.get_model_repository_index()
-    rows = index if isinstance(index, list) else [{"name": each.name, "state": each.state} for each in index.models]
+    rows = index if isinstance(index, list) else [{"name": entry.name, "state": entry.state} for entry in index.models]
     return next((row["state"] for row in rows if row["name"] == model), "not there")
 
 

@@ -14,13 +14,13 @@ import tritonclient.grpc
 import tritonclient.http
 
 
-def compute(library: ModuleType, address: str, **how: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and difference of 0 to 15 and of ones; *how*: whether tensors travel in binary, where there is a choice."""
+def compute(library: ModuleType, address: str, **encoding: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Sum and difference of 0 to 15 and of ones; *encoding*: whether tensors are binary, where there is a choice."""
     rows = [np.arange(16, dtype=np.int32).reshape(1, 16), np.ones((1, 16), np.int32)]
     inputs = [library.InferInput(f"INPUT{k}", [1, 16], "INT32") for k in (0, 1)]
     for tensor, row in zip(inputs, rows, strict=True):
-        tensor.set_data_from_numpy(row, **how)
-    outputs = [library.InferRequestedOutput(f"OUTPUT{k}", **how) for k in (0, 1)]
+        tensor.set_data_from_numpy(row, **encoding)
+    outputs = [library.InferRequestedOutput(f"OUTPUT{k}", **encoding) for k in (0, 1)]
     with library.InferenceServerClient(address) as server:
         answer = server.infer("simple", inputs, outputs=outputs, request_id="sum and difference")
     return answer.as_numpy("OUTPUT0"), answer.as_numpy("OUTPUT1")
@@ -31,13 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--http", default="127.0.0.1:8000")
     parser.add_argument("--grpc", default="127.0.0.1:8001")
     args = parser.parse_args(argv)
-    ways = {
+    variants = {
         "HTTP, binary": (tritonclient.http, args.http, {"binary_data": True}),
         "HTTP, JSON": (tritonclient.http, args.http, {"binary_data": False}),
         "gRPC": (tritonclient.grpc, args.grpc, {}),
     }
-    for name, (library, address, how) in ways.items():
-        total, difference = compute(library, address, **how)
+    for name, (library, address, encoding) in variants.items():
+        total, difference = compute(library, address, **encoding)
         print(f"{name}: sums {total[0].tolist()}, differences {difference[0].tolist()}")
     return 0
 

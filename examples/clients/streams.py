@@ -12,11 +12,12 @@ import numpy as np
 import tritonclient.grpc as client
 
 
-def ask(server: Any, model: str, number: int) -> None:
-    made = [client.InferInput(f"INPUT{k}", [1, 16], "INT32") for k in (0, 1)]
-    made[0].set_data_from_numpy(np.full((1, 16), number, np.int32))
-    made[1].set_data_from_numpy(np.ones((1, 16), np.int32))
-    server.async_stream_infer(model, made, request_id=str(number))
+def send_request(server: Any, model: str, number: int) -> None:
+    """Send one request in the stream; its id is *number*."""
+    inputs = [client.InferInput(f"INPUT{k}", [1, 16], "INT32") for k in (0, 1)]
+    inputs[0].set_data_from_numpy(np.full((1, 16), number, np.int32))
+    inputs[1].set_data_from_numpy(np.ones((1, 16), np.int32))
+    server.async_stream_infer(model, inputs, request_id=str(number))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,14 +25,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--grpc", default="127.0.0.1:8001")
     parser.add_argument("--count", type=int, default=4)
     args = parser.parse_args(argv)
-    came: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     with client.InferenceServerClient(args.grpc) as server:
-        server.start_stream(lambda result, error: came.put((result, error)))
+        server.start_stream(lambda result, error: answers.put((result, error)))
         for number in range(args.count):
-            ask(server, "simple", number)
-        ask(server, "no-such-model", args.count)
+            send_request(server, "simple", number)
+        send_request(server, "no-such-model", args.count)
         for _ in range(args.count + 1):
-            result, error = came.get()
+            result, error = answers.get()
             if error is None:
                 print(f"{result.get_response().id}: {result.as_numpy('OUTPUT0')[0, 0]}")
             else:

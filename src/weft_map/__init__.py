@@ -15,7 +15,7 @@ offers the next group of every model on every unit, the policy ``Planned`` picks
 ``SimulatedSoc`` lets time jump from event to event, each running group progressing at one over its slow-down. The
 search (``kernels/soc_search.py``) walks over the states between events; ``kernels/soc.py`` bounds what can follow
 a state by prices, which ``prices.py`` gets from weights of the units at first and then from a linear programme over all
-that can run at once. ``solver.solve`` begins with the baselines, dives, and proves.
+that can run together. ``solver.solve`` begins with the baselines, dives, and proves.
 """
 
 from weft_map.problem import Group, Problem, Task, UnitCost

@@ -97,6 +97,7 @@ class Worker:
                 continue
 
     def _solve(self, job: PlanJob) -> None:
+        """Solve *job* and report its end or its failure; raises ``Superseded`` if a newer job has come."""
         try:
             self._running = job.number
             self.interrupted()
@@ -143,13 +144,13 @@ def serve_jobs(core: int | None) -> None:
 
 
 MOST_RESTARTS = 3
-"""How often the process is restarted for one problem before the planner gives the problem up."""
+"""Cap on restarts of the process for one problem; after that the planner gives the problem up."""
 LOST = "lost"
 """Kind of a report that the planner itself makes: its process has ended."""
 
 
 class News(NamedTuple):
-    """A report of the planner's process, and when it arrived."""
+    """A report of the planner's process, and the time of its arrival."""
 
     at_s: float
     report: PlanReport
@@ -170,7 +171,7 @@ class Planner:
         self._ready = False
         """Whether the process has started and reads jobs."""
         self.restarts = 0
-        """How often the process was started again for the present problem."""
+        """Number of restarts of the process for the present problem."""
         self._start()
 
     def plan(self, problem: Problem, options: Options) -> int:
@@ -182,7 +183,7 @@ class Planner:
             if self._given_up:
                 self._start()
             self.restarts = 0
-            self._hand_over()
+            self._send_job()
         return self._number
 
     def news(self) -> list[News]:
@@ -202,7 +203,7 @@ class Planner:
             return self._changed.wait_for(lambda: bool(self._news), timeout_s)
 
     def warm_up(self) -> None:
-        """Let the process load, and the first time compile, its kernels: solve a small problem. Raises WeftError."""
+        """Solve a small problem, so that the process has its kernels compiled. Raises WeftError if it cannot start."""
         self.plan(_small_problem(), Options())
         while self.searching:
             self.wait()
@@ -212,7 +213,7 @@ class Planner:
 
     @property
     def searching(self) -> bool:
-        """Whether the search goes on, according to the reports that ``news`` has returned."""
+        """Whether the search is running, according to the reports that ``news`` has returned."""
         return self._job is not None
 
     @property
@@ -256,22 +257,22 @@ class Planner:
         jobs.put(None)
         with self._changed:
             self._ready = False
-            self._put(PlanReport(self._number, LOST, message=message))
+            self._add_news(PlanReport(self._number, LOST, message=message))
 
     def _handle(self, report: PlanReport) -> None:
         """Keep a report about the present problem as news; send the job to a process that has become ready."""
         with self._changed:
             if report.kind == "ready":
                 self._ready = True
-                self._hand_over()
+                self._send_job()
             elif report.job == self._number:
-                self._put(report)
+                self._add_news(report)
 
-    def _put(self, report: PlanReport) -> None:
+    def _add_news(self, report: PlanReport) -> None:
         self._news.append(News(self._now(), report))
         self._changed.notify_all()
 
-    def _hand_over(self) -> None:
+    def _send_job(self) -> None:
         """Send the job if the process is ready; otherwise ``_handle`` calls this again when it is."""
         if self._ready and self._job is not None:
             self._jobs.put(self._job)

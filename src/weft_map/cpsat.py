@@ -7,6 +7,8 @@ event-aligned or idles at will, beats the bound of this module.
 All times become whole ticks, rounded down, so that the bound stays a bound; the schedule's own value is computed
 afterwards in seconds. Throughput is not linear: each task's runs per second are bounded from above by chords of 1/T,
 so that the bound holds and is at most a few parts in ten thousand too high.
+
+Indices: n, m: tasks; i: a step of a task; u: a unit. An *expression* is a linear expression over CP-SAT's variables.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ CHORDS = 48
 REWARD = 1 << 20
 """The throughput of the best task, alone, in the model's whole numbers."""
 
-MOST_TURNS = 720
-"""Cap on the orders of whole tasks that are tried as first plans: those of six tasks."""
+MOST_ORDERS = 720
+"""Cap on the orders of whole tasks that are tried as first plans: all orders of six tasks."""
 
-Starts = tuple[tuple[float, ...], ...]
+Starts = tuple[tuple[float, ...], ...]  # [task][step]: seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class BlindResult:
     """The best schedule found without contention, and a bound that no such schedule can beat."""
 
     schedule: Schedule
-    """With planned starts, as early as the order of its steps on each unit allows."""
+    """The schedule, with planned starts as early as the order of its steps on each unit allows."""
     value_s: float
     """Value of the schedule without contention: its makespan; for throughput the negated runs per second."""
     bound_s: float
@@ -65,23 +67,23 @@ def contention_free(
     WorkloadError if *max_switches* are too few, and InputError if ortools is not installed.
     """
     check_switches(problem, max_switches)
-    sat = _import_cp_model()
-    alone = [shortest(problem, n, max_switches) for n in range(len(problem.tasks))]
-    mappings: list[Units] = [tuple(units for _, units in alone)]
+    cp_model = _import_cp_model()
+    shortest_runs = [shortest(problem, n, max_switches) for n in range(len(problem.tasks))]
+    mappings: list[Units] = [tuple(units for _, units in shortest_runs)]
     if hint and (max_switches is None or most_switches(problem, hint.units) <= max_switches):
         mappings.append(hint.units)
     plans = (_plan(problem, objective, units, sequence) for units, sequence in _first_plans(problem, mappings))
     best = min(plans, key=_value)
-    model = _CpModel(sat.CpModel(), problem, [alone_s for alone_s, _ in alone], max_switches)
+    model = _CpModel(cp_model.CpModel(), problem, [alone_s for alone_s, _ in shortest_runs], max_switches)
     model.set_objective(objective)
     model.hint(best[1])
-    solver = _make_solver(sat, time_limit_s, seed)
+    solver = _make_solver(cp_model, time_limit_s, seed)
     status = solver.solve(model.cp)
-    if status in (sat.OPTIMAL, sat.FEASIBLE):
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         best = min(best, _plan(problem, objective, *model.read(solver)), key=_value)
     value, schedule = best
     bound = min(value, model.bound(solver.best_objective_bound, objective))
-    return BlindResult(schedule, value, bound, status == sat.OPTIMAL)
+    return BlindResult(schedule, value, bound, status == cp_model.OPTIMAL)
 
 
 def placed(problem: Problem, units: Units, sequence: Sequence[int]) -> tuple[Starts, tuple[float, ...]]:
@@ -90,21 +92,21 @@ def placed(problem: Problem, units: Units, sequence: Sequence[int]) -> tuple[Sta
     sequence: the task of each step to place next; each step starts as early as its unit and its predecessors allow.
     """
     tables = problem.tables
-    free = [[0.0] * int(count) for count in tables.instances]
-    starts: list[list[float]] = [[] for _ in units]
-    ready, finish = [0.0] * len(units), [0.0] * len(units)
+    free_s = [[0.0] * int(count) for count in tables.instances]
+    starts_s: list[list[float]] = [[] for _ in units]
+    ready_s, finish_s = [0.0] * len(units), [0.0] * len(units)
     for n in sequence:
-        i = len(starts[n])
+        i = len(starts_s[n])
         unit = units[n][i]
         if i == 0:
-            ready[n] = max((finish[m] for m in tables.waits[n].nonzero()[0]), default=0.0)
-        lane = free[unit]
-        slot = lane.index(min(lane))
-        start = max(lane[slot], ready[n] + float(tables.move[n, i, units[n][i - 1] if i else -1, unit]))
-        starts[n].append(start)
-        ready[n] = lane[slot] = start + float(tables.time[n, i, unit])
-        finish[n] = ready[n] + float(tables.leave[n, unit])
-    return tuple(tuple(row) for row in starts), tuple(finish)
+            ready_s[n] = max((finish_s[m] for m in tables.waits[n].nonzero()[0]), default=0.0)
+        lane_free_s = free_s[unit]
+        instance = lane_free_s.index(min(lane_free_s))
+        start_s = max(lane_free_s[instance], ready_s[n] + float(tables.move[n, i, units[n][i - 1] if i else -1, unit]))
+        starts_s[n].append(start_s)
+        ready_s[n] = lane_free_s[instance] = start_s + float(tables.time[n, i, unit])
+        finish_s[n] = ready_s[n] + float(tables.leave[n, unit])
+    return tuple(tuple(row) for row in starts_s), tuple(finish_s)
 
 
 def first_come_order(problem: Problem, units: Units) -> list[int]:
@@ -113,26 +115,27 @@ def first_come_order(problem: Problem, units: Units) -> list[int]:
     One entry per step: the number of its task.
     """
     tables = problem.tables
-    free = [[0.0] * int(count) for count in tables.instances]
-    done, ready, finish = [0] * len(units), [0.0] * len(units), [inf] * len(units)
+    free_s = [[0.0] * int(count) for count in tables.instances]
+    done, ready_s, finish_s = [0] * len(units), [0.0] * len(units), [inf] * len(units)
     sequence: list[int] = []
 
-    def begin(n: int) -> tuple[float, float, int]:
+    def earliest_start(n: int) -> tuple[float, float, int]:
+        """Sort key of task *n*: when its next step can start, when it arrives on its unit, and the task's number."""
         i = done[n]
         if i == 0:
-            ready[n] = max((finish[m] for m in tables.waits[n].nonzero()[0]), default=0.0)
-        arrives = ready[n] + float(tables.move[n, i, units[n][i - 1] if i else -1, units[n][i]])
-        return max(arrives, min(free[units[n][i]])), arrives, n
+            ready_s[n] = max((finish_s[m] for m in tables.waits[n].nonzero()[0]), default=0.0)
+        arrival_s = ready_s[n] + float(tables.move[n, i, units[n][i - 1] if i else -1, units[n][i]])
+        return max(arrival_s, min(free_s[units[n][i]])), arrival_s, n
 
-    while left := [n for n in range(len(units)) if done[n] < len(units[n])]:
-        start, _, n = min(begin(n) for n in left)
+    while unfinished := [n for n in range(len(units)) if done[n] < len(units[n])]:
+        start_s, _, n = min(earliest_start(n) for n in unfinished)
         unit = units[n][done[n]]
-        ready[n] = start + float(tables.time[n, done[n], unit])
-        free[unit].remove(min(free[unit]))
-        free[unit].append(ready[n])
+        ready_s[n] = start_s + float(tables.time[n, done[n], unit])
+        free_s[unit].remove(min(free_s[unit]))
+        free_s[unit].append(ready_s[n])
         done[n] += 1
         if done[n] == len(units[n]):
-            finish[n] = ready[n] + float(tables.leave[n, unit])
+            finish_s[n] = ready_s[n] + float(tables.leave[n, unit])
         sequence.append(n)
     return sequence
 
@@ -143,7 +146,7 @@ def _first_plans(problem: Problem, mappings: Iterable[Units]) -> Iterator[tuple[
     For each mapping: first come, first served; and one whole task after the other, in all orders that respect which
     task waits for which.
     """
-    orders = islice(permutations(range(len(problem.tasks))), MOST_TURNS)
+    orders = islice(permutations(range(len(problem.tasks))), MOST_ORDERS)
     allowed = [order for order in orders if _is_allowed_order(problem, order)]
     for units in mappings:
         yield units, first_come_order(problem, units)
@@ -154,14 +157,14 @@ def _first_plans(problem: Problem, mappings: Iterable[Units]) -> Iterator[tuple[
 def _is_allowed_order(problem: Problem, order: Sequence[int]) -> bool:
     """Whether no task comes before a task that it waits for."""
     waits = problem.tables.waits
-    return not any(waits[n, m] for place, n in enumerate(order) for m in order[place:])
+    return not any(waits[n, m] for position, n in enumerate(order) for m in order[position:])
 
 
 def _plan(problem: Problem, objective: Objective, units: Units, sequence: Sequence[int]) -> tuple[float, Schedule]:
-    """The schedule that ``placed`` makes, after its value (to be minimised) without contention."""
-    starts, finish = placed(problem, units, sequence)
-    value = max(finish) if objective == "latency" else -sum(map(_rate, problem.tasks, finish))
-    return value, Schedule(units, starts_s=starts, made_by="contention-free")
+    """The schedule that ``placed`` makes: first its value (to be minimised) without contention, then the schedule."""
+    starts_s, finish_s = placed(problem, units, sequence)
+    value = max(finish_s) if objective == "latency" else -sum(map(_rate, problem.tasks, finish_s))
+    return value, Schedule(units, starts_s=starts_s, made_by="contention-free")
 
 
 def _value(plan: tuple[float, Schedule]) -> float:
@@ -169,6 +172,7 @@ def _value(plan: tuple[float, Schedule]) -> float:
 
 
 def _import_cp_model() -> Any:
+    """Import ortools' CP-SAT; raises InputError if it is not installed."""
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
@@ -176,8 +180,8 @@ def _import_cp_model() -> Any:
     return cp_model
 
 
-def _make_solver(sat: Any, time_limit_s: float, seed: int) -> Any:
-    solver = sat.CpSolver()
+def _make_solver(cp_model: Any, time_limit_s: float, seed: int) -> Any:
+    solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.random_seed = seed
     solver.parameters.num_workers = 1
@@ -205,7 +209,7 @@ class _CpModel:
         # If all tasks run in a row, each at its shortest, the last one ends after sum(alone_s); no optimum is longer.
         self._tick_s = max(sum(alone_s), 1e-9) / TICKS
         self._best_rate = max(map(_rate, problem.tasks, alone_s))
-        self._on: list[list[dict[int, Any]]] = []
+        self._runs_on: list[list[dict[int, Any]]] = []
         """[task][step]: unit -> variable that is 1 if the step runs on it."""
         self._start: list[list[Any]] = []
         """[task][step]: variable of the start tick."""
@@ -244,7 +248,7 @@ class _CpModel:
         starts_s = schedule.starts_s or ()
         for n, row in enumerate(schedule.units):
             for i, unit in enumerate(row):
-                for other, chosen in self._on[n][i].items():
+                for other, chosen in self._runs_on[n][i].items():
                     self.cp.add_hint(chosen, other == unit)
                 self.cp.add_hint(self._start[n][i], min(TICKS, self._ticks(starts_s[n][i])))
 
@@ -252,13 +256,14 @@ class _CpModel:
         """Return the mapping of the solver's solution, and the task of each step in the order of their starts."""
         units = tuple(
             tuple(next(unit for unit, chosen in step.items() if solver.boolean_value(chosen)) for step in row)
-            for row in self._on
+            for row in self._runs_on
         )
         steps = []
         for n, row in enumerate(self._start):
             for i, start in enumerate(row):
                 begin = solver.value(start)
                 end = begin + self._ticks(self._problem.tables.time[n, i, units[n][i]])
+                # At equal starts, steps without length and predecessors come first, as ``placed`` needs them.
                 steps.append((begin, end, self._depth(n), i, n))
         return units, [n for *_, n in sorted(steps)]
 
@@ -270,8 +275,8 @@ class _CpModel:
         """
         if objective == "latency":
             return max(objective_value * self._tick_s, *self._alone_s) * (1 - 1e-12)
-        most = sum(map(_rate, self._problem.tasks, self._alone_s))
-        return -min(objective_value * self._best_rate / REWARD, most) * (1 + 1e-12)
+        rates_alone = sum(map(_rate, self._problem.tasks, self._alone_s))
+        return -min(objective_value * self._best_rate / REWARD, rates_alone) * (1 + 1e-12)
 
     def _ticks(self, seconds: float) -> int:
         return floor(seconds / self._tick_s)
@@ -279,28 +284,28 @@ class _CpModel:
     def _add_task(self, n: int) -> Any:
         """Add variables and constraints for the steps of task *n*; return its end, in ticks, as an expression."""
         tables = self._problem.tables
-        self._on.append([])
+        self._runs_on.append([])
         self._start.append([])
         end: Any = 0
         for i in range(int(tables.steps[n])):
-            able = [u for u, seconds in enumerate(tables.time[n, i]) if isfinite(seconds)]
-            on = {u: self.cp.new_bool_var("") for u in able}
-            self.cp.add_exactly_one(on.values())
+            units = [u for u, seconds in enumerate(tables.time[n, i]) if isfinite(seconds)]
+            runs_on = {u: self.cp.new_bool_var("") for u in units}
+            self.cp.add_exactly_one(runs_on.values())
             start = self.cp.new_int_var(0, TICKS, "")
-            self._on[n].append(on)
+            self._runs_on[n].append(runs_on)
             self._start[n].append(start)
             self.cp.add(start >= end + (self._add_move(n, i) if i else self._entry_ticks(n)))
-            spent = {u: self._ticks(tables.time[n, i, u]) for u in able}
-            for u, chosen in on.items():
-                interval = self.cp.new_optional_fixed_size_interval_var(start, spent[u], chosen, "")
-                self._busy[u].append((interval, spent[u] * chosen))
-            end = start + sum(spent[u] * chosen for u, chosen in on.items())
-        return end + sum(self._ticks(tables.leave[n, u]) * chosen for u, chosen in self._on[n][-1].items())
+            ticks = {u: self._ticks(tables.time[n, i, u]) for u in units}
+            for u, chosen in runs_on.items():
+                interval = self.cp.new_optional_fixed_size_interval_var(start, ticks[u], chosen, "")
+                self._busy[u].append((interval, ticks[u] * chosen))
+            end = start + sum(ticks[u] * chosen for u, chosen in runs_on.items())
+        return end + sum(self._ticks(tables.leave[n, u]) * chosen for u, chosen in self._runs_on[n][-1].items())
 
     def _entry_ticks(self, n: int) -> Any:
         """Return the ticks before the first step of task *n*, as an expression."""
         enter = self._problem.tables.move[n, 0, -1]
-        return sum(self._ticks(enter[u]) * chosen for u, chosen in self._on[n][0].items())
+        return sum(self._ticks(enter[u]) * chosen for u, chosen in self._runs_on[n][0].items())
 
     def _add_move(self, n: int, i: int) -> Any:
         """Add the move of task *n* before its step *i*; return its ticks as an expression.
@@ -308,7 +313,7 @@ class _CpModel:
         Each allowed pair of units, that of the step before and that of the step, has a flow variable; exactly one is 1.
         """
         move = self._problem.tables.move[n, i]
-        before, after = self._on[n][i - 1], self._on[n][i]
+        before, after = self._runs_on[n][i - 1], self._runs_on[n][i]
         flows = {
             (source, target): self.cp.new_bool_var("")
             for source in before
@@ -323,11 +328,11 @@ class _CpModel:
             self._switches[n].append(sum(flow for (source, target), flow in flows.items() if source != target))
         return sum(self._ticks(move[pair]) * flow for pair, flow in flows.items())
 
-    def _cap_switches(self, n: int, most: int) -> None:
-        """Allow at most *most* switches of unit in each run of task *n*."""
-        between = len(self._problem.tasks[n].groups) - 1
-        for begin in range(0, len(self._switches[n]), between or 1):
-            self.cp.add(sum(self._switches[n][begin : begin + between]) <= most)
+    def _cap_switches(self, n: int, max_switches: int) -> None:
+        """Allow at most *max_switches* switches of unit in each run of task *n*."""
+        pairs_per_run = len(self._problem.tasks[n].groups) - 1
+        for begin in range(0, len(self._switches[n]), pairs_per_run or 1):
+            self.cp.add(sum(self._switches[n][begin : begin + pairs_per_run]) <= max_switches)
 
     def _depth(self, n: int) -> int:
         """Return the length of the longest chain of tasks that must end before task *n* starts."""
@@ -336,21 +341,21 @@ class _CpModel:
     def _reward(self, n: int) -> Any:
         """Return a variable that bounds a task's part of the throughput from above.
 
-        1/T is not linear: it is replaced by chords between CHORDS + 1 points, of which exactly one piece is selected.
+        1/T is not linear: it is replaced by ``CHORDS`` chords, of which the solver selects the one at the task's end.
         """
         scale = REWARD / self._best_rate / self._tick_s * self._problem.tasks[n].repeats
         # rounding makes a task shorter by less than two ticks a step, and one on its way out
-        least = max(1, self._ticks(self._alone_s[n]) - 2 * len(self._start[n]) - 1)
-        points = sorted({round(least * (TICKS / least) ** (k / CHORDS)) for k in range(CHORDS + 1)})
-        ended = self.cp.new_int_var(least, TICKS, "")
-        reward = self.cp.new_int_var(0, ceil(scale / least) + 1, "")
+        least_ticks = max(1, self._ticks(self._alone_s[n]) - 2 * len(self._start[n]) - 1)
+        end_ticks = sorted({round(least_ticks * (TICKS / least_ticks) ** (k / CHORDS)) for k in range(CHORDS + 1)})
+        ended = self.cp.new_int_var(least_ticks, TICKS, "")
+        reward = self.cp.new_int_var(0, ceil(scale / least_ticks) + 1, "")
         self.cp.add(ended >= self._finish[n])
         pieces = []
-        for low, high in pairwise(points):
+        for low, high in pairwise(end_ticks):
             piece = self.cp.new_bool_var("")
-            top, drop = ceil(scale / low), ceil(scale / low) - ceil(scale / high)
+            reward_at_low, drop = ceil(scale / low), ceil(scale / low) - ceil(scale / high)
             self.cp.add_linear_constraint(ended, low, high).only_enforce_if(piece)
-            self.cp.add((high - low) * (reward - 1 - top) + drop * (ended - low) <= 0).only_enforce_if(piece)
+            self.cp.add((high - low) * (reward - 1 - reward_at_low) + drop * (ended - low) <= 0).only_enforce_if(piece)
             pieces.append(piece)
         self.cp.add_exactly_one(pieces)
         return reward

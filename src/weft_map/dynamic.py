@@ -1,6 +1,6 @@
-"""Models that come and go (D-HaX-CoNN).
+"""Schedules for models that come and go (D-HaX-CoNN).
 
-Frames run with the best naive schedule at once, and with better schedules as soon as a background planner finds them.
+Frames start with the best naive schedule and change to better schedules as soon as a background planner finds them.
 
 ``run_dynamic`` is the loop in real time: a frame takes the makespan of its schedule in the simulator. Phases of a
 scenario say which models run when. A phase with the same models as an earlier one begins with the best schedule known
@@ -29,7 +29,7 @@ from weft_map.solver import NAIVE, Options, solve
 
 SHORTEST_FRAME_S = 1e-4
 """Shorter frames are padded to this time, because our clocks are no finer."""
-NEAR = 0.02
+NEAR_ORACLE = 0.02
 """A schedule counts as near the oracle if its value differs by at most this share."""
 TINY = 1e-6
 """Improvements by a smaller share do not count."""
@@ -63,7 +63,7 @@ class Frame(NamedTuple):
     version: int
     """Number of the schedule, from 0 in every phase."""
     gap: float | None
-    """How far the schedule may be from the best, as a share of the bound known at that time. None: there was no bound,
+    """Largest distance of the schedule from the best, as a share of the bound at that time. None: there was no bound,
     or the schedule breaks the limits."""
 
 
@@ -74,9 +74,9 @@ class Update:
     phase: int
     version: int
     found_s: float
-    """When the schedule arrived, in seconds since the phase began."""
+    """Arrival of the schedule, in seconds since the phase began."""
     used_s: float | None
-    """When the first frame with it began, in seconds since the run began; None: no frame used it."""
+    """Begin of the first frame with it, in seconds since the run began; None: no frame used it."""
     value: float
     """Makespan in seconds, or runs per second."""
     latency_s: float
@@ -161,12 +161,12 @@ class _BestKnown:
     latency_s: float
     bound: float
     proved: bool = False
-    fair: bool = True
+    within_limits: bool = True
     """Whether the schedule keeps the limits. A naive schedule may break them; a searched one never does."""
 
     def is_beaten_by(self, value: float) -> bool:
         """Whether a schedule that keeps the limits and has *value* is better than the known one."""
-        if not self.fair:
+        if not self.within_limits:
             return True
         gain = self.value - value if self.case.options.objective == "latency" else value - self.value
         return gain > TINY * abs(self.value)
@@ -176,7 +176,7 @@ class _BestKnown:
         """See ``Frame.gap``."""
         if self.proved:
             return 0.0
-        known = self.fair and isfinite(self.bound) and self.bound
+        known = self.within_limits and isfinite(self.bound) and self.bound
         return abs(self.value - self.bound) / abs(self.bound) if known else None
 
     def sharpen(self, bound: float) -> None:
@@ -191,12 +191,12 @@ class _Phase:
     number: int
     start_s: float
     first: _BestKnown
-    """A copy of the best known schedule when the phase began."""
+    """A copy of the best known schedule at the phase's begin."""
     job: int | None = None
     """Number of the planner's job; None if the known schedule is proved already."""
     version: int = 0
     frames: int = 0
-    unfair_frames: int = 0
+    frames_outside_limits: int = 0
     """Frames whose schedule breaks the limits."""
     end_s: float = 0.0
     proved_s: float | None = None
@@ -238,12 +238,12 @@ def best_naive(problem: Problem, options: Options) -> tuple[Schedule, float, flo
 
     A schedule that breaks the limits is returned only if all of them do.
     """
-    tried = [schedule for name in NAIVE for schedule in BASELINES[name](problem, options.objective)]
-    ended = [ends_s(problem, schedule) for schedule in tried]
-    unfair = [not keeps_to(problem, schedule, options.limits) for schedule in tried]
-    values = [worth(problem, ends, options.objective) for ends in ended]
-    best = min(range(len(tried)), key=lambda n: (unfair[n], values[n]))
-    return tried[best], abs(values[best]), max(ended[best])
+    schedules = [schedule for name in NAIVE for schedule in BASELINES[name](problem, options.objective)]
+    ends_by_schedule = [ends_s(problem, schedule) for schedule in schedules]
+    breaks_limits = [not keeps_to(problem, schedule, options.limits) for schedule in schedules]
+    values = [worth(problem, ends, options.objective) for ends in ends_by_schedule]
+    best = min(range(len(schedules)), key=lambda n: (breaks_limits[n], values[n]))
+    return schedules[best], abs(values[best]), max(ends_by_schedule[best])
 
 
 class _Loop:
@@ -272,8 +272,8 @@ class _Loop:
             self._clock.sleep_until(min(self._free_s, self._end_s))
         self._take_news(phase, known)
         phase.end_s = self._end_s - self._origin_s
-        if phase.unfair_frames:
-            what = f"frames outside the limits, by {phase.first.schedule.made_by}: {phase.unfair_frames}"
+        if phase.frames_outside_limits:
+            what = f"frames outside the limits, by {phase.first.schedule.made_by}: {phase.frames_outside_limits}"
             self._events.append(LoopEvent(phase.start_s, phase.number, f"{what}; none within them was known yet"))
 
     def _begin(self, case: MappingCase) -> _Phase:
@@ -283,8 +283,10 @@ class _Loop:
         if known is None:
             schedule, value, latency_s = best_naive(case.problem, case.options)
             bound = float("-inf") if case.options.objective == "latency" else float("inf")
-            fair = keeps_to(case.problem, schedule, case.options.limits)
-            known = self.known[id(case)] = _BestKnown(case, schedule, value, latency_s, bound, fair=fair)
+            within_limits = keeps_to(case.problem, schedule, case.options.limits)
+            known = self.known[id(case)] = _BestKnown(
+                case, schedule, value, latency_s, bound, within_limits=within_limits
+            )
         self._phases.append(
             _Phase(len(self._phases), start_s, replace(known), job, last=(known.value, known.latency_s))
         )
@@ -292,12 +294,12 @@ class _Loop:
 
     def _run_frame(self, phase: _Phase, known: _BestKnown, start_s: float) -> None:
         """Record a frame that begins at *start_s* with the known schedule, and call ``on_frame``."""
-        for place, update in enumerate(phase.updates):
+        for index, update in enumerate(phase.updates):
             if update.version == phase.version and update.used_s is None:
-                phase.updates[place] = replace(update, used_s=start_s)
+                phase.updates[index] = replace(update, used_s=start_s)
         frame = Frame(start_s, phase.number, known.latency_s, phase.version, known.gap)
         phase.frames, phase.last = phase.frames + 1, (known.value, known.latency_s)
-        phase.unfair_frames += not known.fair
+        phase.frames_outside_limits += not known.within_limits
         self._frames.append(frame)
         if self._on_frame:
             self._on_frame(frame)
@@ -318,26 +320,26 @@ class _Loop:
         known.sharpen(report.bound)
         if report.schedule is not None and known.is_beaten_by(report.value):
             known.schedule, known.value, known.latency_s = report.schedule, report.value, report.makespan_s
-            known.fair = True
+            known.within_limits = True
             phase.version += 1
             numbers = since_s, None, report.value, report.makespan_s, known.gap
             phase.updates.append(Update(phase.number, phase.version, *numbers, report.schedule.made_by))
-        if report.kind == "ended" and report.proved and known.fair:
+        if report.kind == "ended" and report.proved and known.within_limits:
             known.proved, known.bound, phase.proved_s = True, known.value, since_s
 
     def oracles(self) -> dict[int, _BestKnown]:
         """id(case) -> the best schedule that keeps the limits, searched to the end; cases without one are left out."""
         best = {key: known if known.proved else self._oracle(known) for key, known in self.known.items()}
-        return {key: known_best for key, known_best in best.items() if known_best.fair}
+        return {key: known_best for key, known_best in best.items() if known_best.within_limits}
 
     def _oracle(self, known: _BestKnown) -> _BestKnown:
         """Search with the full time limit; return the best schedule known afterwards."""
         try:
             solved = _solve(known.case)
         except WeftError as error:  # the frames have run, and their log is useful without an oracle
-            number = max(phase.number for phase in self._phases if phase.first.case is known.case)
+            phase_number = max(phase.number for phase in self._phases if phase.first.case is known.case)
             at_s = self._clock.now_s() - self._origin_s
-            self._events.append(LoopEvent(at_s, number, f"there is no oracle: {error}"))
+            self._events.append(LoopEvent(at_s, phase_number, f"there is no oracle: {error}"))
             return known
         if known.is_beaten_by(solved.value):
             return solved
@@ -359,6 +361,7 @@ class _Loop:
 
 
 def _solve(case: MappingCase) -> _BestKnown:
+    """Search *case* with its full time limit, for an oracle."""
     solution = solve(case.problem, case.options)
     certificate = solution.certificate
     latency_s = solution.outcome.makespan_s
@@ -366,13 +369,14 @@ def _solve(case: MappingCase) -> _BestKnown:
 
 
 def _phase_log(phase: _Phase, oracle: _BestKnown | None) -> PhaseLog:
+    """The record of a phase; *oracle*: the best schedule known after the run, if searched."""
     first = phase.first
-    better = [update for update in phase.updates if first.is_beaten_by(update.value)]
+    improvements = [update for update in phase.updates if first.is_beaten_by(update.value)]
     near_s = None
     if oracle:
-        tries = [(0.0, first.value)] if first.fair else []
-        tries += [(update.found_s, update.value) for update in phase.updates]
-        near_s = next((at_s for at_s, value in tries if abs(value / oracle.value - 1) <= NEAR), None)
+        values_over_time = [(0.0, first.value)] if first.within_limits else []
+        values_over_time += [(update.found_s, update.value) for update in phase.updates]
+        near_s = next((at_s for at_s, value in values_over_time if abs(value / oracle.value - 1) <= NEAR_ORACLE), None)
     return PhaseLog(
         tasks=tuple(task.name for task in first.case.problem.tasks),
         start_s=phase.start_s,
@@ -386,7 +390,7 @@ def _phase_log(phase: _Phase, oracle: _BestKnown | None) -> PhaseLog:
         oracle_value=oracle.value if oracle else None,
         oracle_latency_s=oracle.latency_s if oracle else None,
         oracle_proved=bool(oracle and oracle.proved),
-        improved_s=better[0].found_s if better else None,
+        improved_s=improvements[0].found_s if improvements else None,
         near_s=near_s,
         proved_s=phase.proved_s if not first.proved else 0.0,
     )

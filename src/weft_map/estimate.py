@@ -1,14 +1,14 @@
 """A profile estimated from a network and a description of a SoC: layers in groups, a roofline for each on every unit.
 
-Groups are cut where a single activation crosses, never inside a fused kernel. A compiler joins a product with the
-normalisation, addition, activation and pooling that follow it; going to another unit in between would undo that. The
-importer has joined what reads nothing but the product; here come what reads a second activation (a residual addition
-and what follows it) and pools.
+Groups are cut where a single activation crosses, never inside a fused kernel. A compiler fuses a convolution or
+matrix product with the normalisation, addition, activation and pooling that follow it; changing the unit in between
+would prevent that. The importer has already fused operations that read nothing but the product; this module fuses those
+that read a second activation (a residual addition and what follows it) and pools.
 
 A kernel takes the longer of its arithmetic (at the share of the peak that large products reach) and its memory traffic,
-and a fixed cost. Additions and activations ride on the kernel before them, and a concatenation is written in place by
-the kernels that feed it. Against the ten networks of HaX-CoNN's Table 5 this is 5 to 14 % off in the mean with fitted
-constants; an efficiency that falls with the size of a product did not come nearer and was left out.
+and a fixed cost. Additions and activations are part of the kernel before them, and a concatenation is written in place
+by the kernels that feed it. For the ten networks of HaX-CoNN's Table 5 the mean error is 5 to 14 % with fitted
+constants; an efficiency that falls with the size of a product was no more accurate and was left out.
 
 ``find_profile`` turns a name into a profile: from a file, from those that ship with the package, or by an estimate.
 """
@@ -41,16 +41,16 @@ from weft_map.profiles import (
     readable,
 )
 
-_ELEMENTS_WORTH = 32
+_MACS_PER_VALUE = 32
 """MACs that take about as long as moving one value: to compare the work of groups before a unit is known."""
 
-_POOLED = ("conv", "gemm", "elementwise")
+_FUSES_POOL = ("conv", "gemm", "elementwise")
 """Kinds of layers into whose kernel a compiler can fuse a pool that follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Consecutive layers of a model."""
+    """Consecutive layers of a model, which run on one unit."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -64,9 +64,9 @@ class LayerGroup:
 
     @property
     def work(self) -> int:
-        """MACs plus values moved, each counted as ``_ELEMENTS_WORTH`` MACs."""
+        """MACs plus values moved, each counted as ``_MACS_PER_VALUE`` MACs."""
         moved = sum(layer.weights + layer.input_elements + layer.output_elements for layer in self.layers)
-        return sum(layer.macs for layer in self.layers) + _ELEMENTS_WORTH * moved
+        return sum(layer.macs for layer in self.layers) + _MACS_PER_VALUE * moved
 
 
 def group_layers(model: Model, *, max_groups: int | None = None) -> tuple[LayerGroup, ...]:
@@ -79,20 +79,20 @@ def group_layers(model: Model, *, max_groups: int | None = None) -> tuple[LayerG
     if not model.layers:
         raise ModelError(f"{model.name}: nothing in it takes time, so there is nothing to place")
     cuts = [0, *(end for end in model.block_ends if not _belong_together(model.layers, end)), len(model.layers)]
-    crossing = _crossing(model)
-    groups = [_group(model.layers[begin:end], crossing.get(end)) for begin, end in pairwise(cuts)]
+    elements_at_cuts = _elements_at_cuts(model)
+    groups = [_group(model.layers[begin:end], elements_at_cuts.get(end)) for begin, end in pairwise(cuts)]
     return tuple(groups) if max_groups is None else _merge_layer_groups(groups, max_groups)
 
 
 def _merge_layer_groups(groups: list[LayerGroup], max_groups: int) -> tuple[LayerGroup, ...]:
     """Merge the two neighbours with the least work together, the first pair on a tie, until *max_groups* are left."""
     work = [group.work for group in groups]
-    spans = [(place, place + 1) for place in range(len(groups))]
+    spans = [(first, first + 1) for first in range(len(groups))]
     while len(spans) > max_groups:
         pair_work = [left + right for left, right in pairwise(work)]
-        place = pair_work.index(min(pair_work))
-        work[place : place + 2] = [pair_work[place]]
-        spans[place : place + 2] = [(spans[place][0], spans[place + 1][1])]
+        first = pair_work.index(min(pair_work))
+        work[first : first + 2] = [pair_work[first]]
+        spans[first : first + 2] = [(spans[first][0], spans[first + 1][1])]
     return tuple(
         _group(tuple(layer for group in groups[begin:end] for layer in group.layers), groups[end - 1].output_elements)
         for begin, end in spans
@@ -107,19 +107,19 @@ def follows(layer: Layer, before: Layer) -> bool:
 def _belong_together(layers: tuple[Layer, ...], end: int) -> bool:
     """Whether a compiler would fuse the layers on both sides of the cut before layer number *end*."""
     before, after = layers[end - 1], layers[end]
-    return follows(after, before) or (after.kind == "pool" and before.kind in _POOLED)
+    return follows(after, before) or (after.kind == "pool" and before.kind in _FUSES_POOL)
 
 
-def _crossing(model: Model) -> dict[int, int]:
-    """End of a block (number of the layer after it) -> values of the activation that leaves it."""
+def _elements_at_cuts(model: Model) -> dict[int, int]:
+    """End of a block (number of the layer after it) -> elements of the activation that leaves it, for one sample."""
     sizes = (positions * channels for positions, channels in model.block_shapes)
     return dict(zip(model.block_ends, sizes, strict=False))
 
 
-def _group(layers: tuple[Layer, ...], crossing: int | None) -> LayerGroup:
-    first, last = layers[0].name, layers[-1].name
-    elements = layers[-1].output_elements if crossing is None else crossing
-    return LayerGroup(first if len(layers) == 1 else f"{first} .. {last}", layers, elements)
+def _group(layers: tuple[Layer, ...], output_elements: int | None) -> LayerGroup:
+    first_name, last_name = layers[0].name, layers[-1].name
+    elements = layers[-1].output_elements if output_elements is None else output_elements
+    return LayerGroup(first_name if len(layers) == 1 else f"{first_name} .. {last_name}", layers, elements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +173,13 @@ def _estimate_all_groups(model: Model, soc: Soc, batch: int) -> SocProfile:
 def kernels(layers: tuple[Layer, ...], *, batch: int, element_bits: int) -> list[Kernel]:
     """Return the kernels that a compiler fuses *layers* into."""
     fused: list[Kernel] = []
-    before: Layer | None = None
+    previous: Layer | None = None
     for layer in layers:
-        if fused and before is not None and follows(layer, before):
-            fused[-1] = _with_follower(fused[-1], layer, before, batch, element_bits)
+        if fused and previous is not None and follows(layer, previous):
+            fused[-1] = _with_follower(fused[-1], layer, previous, batch, element_bits)
         else:
             fused.append(_kernel(layer, batch, element_bits))
-        before = layer
+        previous = layer
     return fused
 
 
@@ -215,26 +215,28 @@ def _is_in_place(layer: Layer) -> bool:
 
 
 def _profile_group(name: str, group: LayerGroup, model: Model, soc: Soc, batch: int) -> ProfileGroup:
-    parts = kernels(group.layers, batch=batch, element_bits=soc.element_bits)
+    """The profile of one group: its cost on each unit that supports all its operators."""
+    group_kernels = kernels(group.layers, batch=batch, element_bits=soc.element_bits)
     out_s = move_s(group, soc, batch=batch)
-    costs = {unit.name: _cost(parts, unit, soc, out_s) for unit in soc.units if not _refused_operators(parts, unit)}
+    able = [unit for unit in soc.units if not _refused_operators(group_kernels, unit)]
+    costs = {unit.name: _cost(group_kernels, unit, soc, out_s) for unit in able}
     if not costs:
         refused = "; ".join(
-            f"{unit.name} refuses {', '.join(sorted(_refused_operators(parts, unit)))}" for unit in soc.units
+            f"{unit.name} refuses {', '.join(sorted(_refused_operators(group_kernels, unit)))}" for unit in soc.units
         )
         raise ProfileError(f"{model.name}: no unit of {soc.name} runs group {name!r}: {refused}")
     return ProfileGroup(name=name, layers=tuple(map(readable, group.nodes)), costs=costs)
 
 
-def _refused_operators(parts: list[Kernel], unit: Unit) -> set[str]:
-    """Operators and kinds of layers in *parts* that *unit* does not support."""
-    return {op for kernel in parts for op in kernel.ops if op in unit.refuses}
+def _refused_operators(group_kernels: list[Kernel], unit: Unit) -> set[str]:
+    """Operators and kinds of layers in *group_kernels* that *unit* does not support."""
+    return {op for kernel in group_kernels for op in kernel.ops if op in unit.refuses}
 
 
-def _cost(parts: list[Kernel], unit: Unit, soc: Soc, out_s: float) -> ProfileCost:
-    """The cost of the kernels *parts* in a row on *unit*; *out_s*: seconds of a move to another unit afterwards."""
-    time_s = sum(_time_s(kernel, unit, soc) for kernel in parts)
-    moved_gb = sum(kernel.moved_bytes for kernel in parts) / 1e9
+def _cost(group_kernels: list[Kernel], unit: Unit, soc: Soc, out_s: float) -> ProfileCost:
+    """The cost of *group_kernels* in a row on *unit*; *out_s*: seconds of a move to another unit afterwards."""
+    time_s = sum(_time_s(kernel, unit, soc) for kernel in group_kernels)
+    moved_gb = sum(kernel.moved_bytes for kernel in group_kernels) / 1e9
     demand_gb_s = min(moved_gb / time_s, soc.bandwidth_gb_s) if time_s else 0.0
     energy_j = unit.power_w * time_s if unit.power_w is not None else None
     return ProfileCost(time_s=time_s, demand_gb_s=demand_gb_s, out_s=out_s, energy_j=energy_j)
@@ -296,11 +298,12 @@ def find_profile(
             raise ProfileError(f"{model}: a profile is for one size of input; leave its shapes out, or name the model")
         profile = _from_file(model, soc, origin)
     else:
-        profile = _by_name(model, soc, origin, max_groups, shapes)
+        profile = _shipped_or_estimated(model, soc, origin, max_groups, shapes)
     return profile if max_groups is None else merge_groups(profile, max_groups)
 
 
 def _from_file(path: str, soc: Soc, origin: Origin | None) -> SocProfile:
+    """Read a profile from a file, and check that it is for *soc* and of *origin* (None: of any)."""
     profile = read_soc_profile(path)
     if profile.soc != soc.name:
         raise ProfileError(
@@ -312,17 +315,18 @@ def _from_file(path: str, soc: Soc, origin: Origin | None) -> SocProfile:
     return profile
 
 
-def _by_name(
+def _shipped_or_estimated(
     model: str, soc: Soc, origin: Origin | None, max_groups: int | None, shapes: Mapping[str, tuple[int, ...]] | None
 ) -> SocProfile:
+    """The shipped profile of *model* and *origin* (None: any) if it exists and *shapes* is None, else an estimate."""
     origins = shipped_profiles(soc.name).get(model, ())
     # A profile is for one size of input; with shapes the caller asks for another.
-    wanted = next((candidate for candidate in origins if shapes is None and origin in (None, candidate)), None)
-    if wanted is not None:
-        return _read_shipped(soc.name, model, wanted)
+    shipped_origin = next((candidate for candidate in origins if shapes is None and origin in (None, candidate)), None)
+    if shipped_origin is not None:
+        return _read_shipped(soc.name, model, shipped_origin)
     if origin in SHIPPED_ORIGINS:
-        shipped = ", ".join(f"{name} ({' and '.join(known)})" for name, known in shipped_profiles(soc.name).items())
-        raise ProfileError(f"no {origin} profile of {model} on {soc.name} is shipped; there are: {shipped or 'none'}")
+        listed = ", ".join(f"{name} ({' and '.join(kinds)})" for name, kinds in shipped_profiles(soc.name).items())
+        raise ProfileError(f"no {origin} profile of {model} on {soc.name} is shipped; there are: {listed or 'none'}")
     return _estimate_by_name(model, soc, max_groups, shapes)
 
 

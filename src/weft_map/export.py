@@ -1,4 +1,4 @@
-"""Export of schedules: as stretches of groups, devices of layers, options of trtexec, JSON, and trace events."""
+"""Export of schedules: as segments of groups, devices of layers, options of trtexec, JSON, and trace events."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from weft_map.solver import Improvement, Solution
 
 SUFFIXES = (".json", ".csv", ".txt")
 """Suffixes of device list files; .txt holds options of trtexec."""
-TRT_DEVICES = {"gpu": "GPU", "dla": "DLA"}
+TRT_DEVICES = {"gpu": "GPU", "dla": "DLA"}  # unit -> device of trtexec
 TRT_PRECISIONS = {16: "--fp16", 8: "--int8"}
 """Options of trtexec by the width of a SoC's values; without one the DLA is not used at all."""
-OTHERWISE = "or write the device list as .json or .csv"
+OTHER_FORMATS = "or write the device list as .json or .csv"  # end of error messages
 MOST_LAYERS = 100_000
 """Cap on the layers of a group that gives them by number: a range in a file must not fill the memory."""
 
@@ -46,42 +46,42 @@ class UnitSegment(NamedTuple):
 
 
 class LayerDevice(NamedTuple):
-    """Where one layer runs. The field names are the keys and the columns of the files."""
+    """The unit of one layer in one run. The field names are the keys and the columns of the files."""
 
     task: str
     model: str
     run: int
-    """Which run of the task, from 0; one that repeats may be placed differently each time."""
+    """Number of the task's run, from 0; each run may use other units."""
     group: str
     layer: str | None
     """The layer's name, or its number if the profile numbers layers; None if the profile names only groups."""
     unit: str
     instance: int
-    """Which of the unit's instances, from 0: the core id."""
+    """Index of the unit's instance, from 0: the core id."""
 
 
 def segments(problem: Problem, schedule: Schedule) -> tuple[UnitSegment, ...]:
     """The segments of all tasks: runs of consecutive groups on one unit, by task and run."""
-    stretches: list[UnitSegment] = []
+    merged: list[UnitSegment] = []
     for task, units in enumerate(schedule.units):
         groups = len(problem.tasks[task].groups)
         for step, unit in enumerate(units):
             run, group = divmod(step, groups)
-            last = stretches[-1] if stretches else None
+            last = merged[-1] if merged else None
             if last and group and (last.task, last.run, last.unit) == (task, run, unit):
-                stretches[-1] = last._replace(last=group)
+                merged[-1] = last._replace(last=group)
             else:
-                stretches.append(UnitSegment(task, run, unit, group, group))
-    return tuple(stretches)
+                merged.append(UnitSegment(task, run, unit, group, group))
+    return tuple(merged)
 
 
-def segment_line(problem: Problem, its: Sequence[UnitSegment]) -> str:
+def segment_line(problem: Problem, segments_of_run: Sequence[UnitSegment]) -> str:
     """Text of the segments of one run of one task, such as "gpu 0-4 | dla 5-9" (groups from 0)."""
-    parts = [
+    texts = [
         f"{problem.units[segment.unit]} {segment.first}" + (f"-{segment.last}" if segment.last > segment.first else "")
-        for segment in its
+        for segment in segments_of_run
     ]
-    return " | ".join(parts)
+    return " | ".join(texts)
 
 
 # A device for every layer
@@ -95,9 +95,9 @@ def device_list(outcome: Outcome, models: Mapping[str, str] | None = None) -> li
     for n, task in enumerate(problem.tasks):
         for step, unit in enumerate(outcome.schedule.units[n]):
             group = problem.step(n, step)
-            head = task.name, models.get(task.name, task.name), step // len(task.groups), group.name
+            keys = task.name, models.get(task.name, task.name), step // len(task.groups), group.name
             place = problem.units[unit], instances[n, step]
-            rows += [LayerDevice(*head, layer, *place) for layer in _layers(group)]
+            rows += [LayerDevice(*keys, layer, *place) for layer in _layers(group)]
     return rows
 
 
@@ -148,20 +148,20 @@ def check_device_list(path: str | Path, problem: Problem) -> None:
 
 
 def trtexec_options(rows: Sequence[LayerDevice], element_bits: int) -> list[str]:
-    """Lines for a .txt file: for each task a comment, and the options that build its engine.
+    """Lines for a .txt file: for each task a comment and the options that build its engine.
 
-    Such as ``--layerDeviceTypes=*:GPU,conv1:DLA``; runs of a task with different units get a line each.
+    Example: ``--layerDeviceTypes=*:GPU,conv1:DLA``. Runs of a task that use different units get a line each.
     """
     precision = TRT_PRECISIONS.get(element_bits)
     lines = [f"# add {precision}, or the precision that the profile was measured with"] if precision else []
     for task in dict.fromkeys(row.task for row in rows):
-        ways: dict[str, list[int]] = {}
+        runs_of_line: dict[str, list[int]] = {}
         for run in sorted({row.run for row in rows if row.task == task}):
-            way = _trtexec_line([row for row in rows if (row.task, row.run) == (task, run)])
-            ways.setdefault(way, []).append(run)
-        for way, runs in ways.items():
-            which = f", run {', '.join(map(str, runs))}" if len(ways) > 1 else ""
-            lines += [f"# {task}{which}", way]
+            line = _trtexec_line([row for row in rows if (row.task, row.run) == (task, run)])
+            runs_of_line.setdefault(line, []).append(run)
+        for line, runs in runs_of_line.items():
+            suffix = f", run {', '.join(map(str, runs))}" if len(runs_of_line) > 1 else ""
+            lines += [f"# {task}{suffix}", line]
     return lines
 
 
@@ -185,6 +185,7 @@ def _trtexec_line(rows: Sequence[LayerDevice]) -> str:
 
 
 def _check_trtexec_unit(task: str, unit: str) -> None:
+    """Raise InputError if trtexec has no device for *unit*."""
     if unit not in TRT_DEVICES:
         raise InputError(
             f"{task} may run on {unit}, and trtexec knows only {' and '.join(TRT_DEVICES)}; write the device list as "
@@ -193,13 +194,14 @@ def _check_trtexec_unit(task: str, unit: str) -> None:
 
 
 def _check_trtexec_layer(task: str, group: str, layer: str | None) -> str:
+    """Return the name of *layer*; raises InputError if trtexec cannot refer to it."""
     if layer is None or layer.isdigit():
         raise InputError(
             f"{task}: the profile does not name the layers of group {group!r}, and trtexec goes by names; add "
-            f"--profiles estimated, name an .onnx file or a profile from weft map import-trt, {OTHERWISE}"
+            f"--profiles estimated, name an .onnx file or a profile from weft map import-trt, {OTHER_FORMATS}"
         )
     if set(layer) & set(",'\n"):
-        raise InputError(f"{task}: trtexec cannot read the layer name {layer!r}; rename it, {OTHERWISE}")
+        raise InputError(f"{task}: trtexec cannot read the layer name {layer!r}; rename it, {OTHER_FORMATS}")
     return layer
 
 
@@ -225,7 +227,7 @@ def solution_as_dict(case: MappingCase, solution: Solution) -> dict[str, Any]:
         "tasks": [_task(case, n) for n in range(len(problem.tasks))],
         "schedule": outcome_as_dict(solution.outcome, options.limits),
         "idled": outcome_as_dict(solution.idled, options.limits) if solution.idled else None,
-        "baselines": {name: outcome_as_dict(its, options.limits) for name, its in solution.baselines.items()},
+        "baselines": {name: outcome_as_dict(outcome, options.limits) for name, outcome in solution.baselines.items()},
         "best_baseline": solution.best_baseline,
         "gain": gain(case, solution),
         "improvements": [improvement_as_dict(improvement) for improvement in solution.improvements],
@@ -251,13 +253,14 @@ def outcome_as_dict(outcome: Outcome, limits: TaskLimits) -> dict[str, Any]:
     """A schedule and its outcome as JSON, with units and tasks by name."""
     problem, schedule = outcome.problem, outcome.schedule
     names = [task.name for task in problem.tasks]
-    known = all(cost.energy_j is not None for task in problem.tasks for g in task.groups for cost in g.costs.values())
+    costs = [cost for task in problem.tasks for group in task.groups for cost in group.costs.values()]
+    energies_known = all(cost.energy_j is not None for cost in costs)
     return {
         "made_by": schedule.made_by,
         "makespan_s": outcome.makespan_s,
         "throughput": finite(outcome.throughput),
         "finish_s": list(outcome.finish_s),
-        "energy_j": energy_j(problem, schedule) if known else None,
+        "energy_j": energy_j(problem, schedule) if energies_known else None,
         "keeps_limits": keeps_to(problem, schedule, limits),
         "units": [[problem.units[unit] for unit in row] for row in schedule.units],
         "starts_s": [list(row) for row in schedule.starts_s] if schedule.starts_s else None,
@@ -290,12 +293,12 @@ def gain(case: MappingCase, solution: Solution) -> float | None:
 
 
 def finite(value: Any) -> Any:
-    """Replace infinity and NaN by None, because JSON has neither."""
+    """Replace infinity and NaN by None, because JSON has neither; return other values unchanged."""
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
 SOC, TASKS = 1, 2
-"""Ids of the two processes in the trace events."""
+"""Ids (``pid``) of the two processes in the trace events: units as threads, and tasks as threads."""
 
 
 def write_outcome_perfetto(outcome: Outcome, path: Path | str) -> None:
@@ -318,18 +321,19 @@ def _soc_names(problem: Problem) -> Iterator[Event]:
 
 
 def _piece_events(outcome: Outcome) -> Iterator[Event]:
+    """One event per piece of a step, in the thread of its unit's instance."""
     problem, demand = outcome.problem, outcome.problem.tables.demand
     threads = {lane: tid for tid, lane in enumerate(lanes_of(problem), start=1)}
     for piece in outcome.pieces:
         task, name = problem.tasks[piece.task], problem.step(piece.task, piece.step).name
-        about = {
+        arguments = {
             "task": task.name,
             "run": piece.step // len(task.groups),
             "group": name,
             "slow_down": round(piece.slow_down, 6),
             "demand_gb_s": float(demand[piece.task, piece.step, piece.unit]),
         }
-        event = {"ph": "X", "pid": SOC, "tid": threads[piece.unit, piece.instance], "cat": "compute", "args": about}
+        event = {"ph": "X", "pid": SOC, "tid": threads[piece.unit, piece.instance], "cat": "compute", "args": arguments}
         yield {**event, "name": f"{task.name}/{name}", **_times_us(piece.start_s, piece.end_s)}
 
 
@@ -341,9 +345,9 @@ def _task_events(outcome: Outcome) -> Iterator[Event]:
 
 
 def _move_event(problem: Problem, move: Transfer) -> Event:
-    ends = [problem.units[unit] if unit >= 0 else "outside" for unit in (move.source, move.target)]
-    event = {"ph": "X", "pid": TASKS, "tid": move.task + 1, "cat": "move", "name": f"move {ends[0]} to {ends[1]}"}
-    return {**event, "args": {"from": ends[0], "to": ends[1]}, **_times_us(move.start_s, move.end_s)}
+    source, target = (problem.units[unit] if unit >= 0 else "outside" for unit in (move.source, move.target))
+    event = {"ph": "X", "pid": TASKS, "tid": move.task + 1, "cat": "move", "name": f"move {source} to {target}"}
+    return {**event, "args": {"from": source, "to": target}, **_times_us(move.start_s, move.end_s)}
 
 
 def _step_events(problem: Problem, step: RanStep) -> Iterator[Event]:
@@ -353,15 +357,15 @@ def _step_events(problem: Problem, step: RanStep) -> Iterator[Event]:
     if step.start_s > step.ready_s:
         waits = {**event, "cat": "wait", "name": f"wait for {unit}", "args": {"group": name, "unit": unit}}
         yield {**waits, **_times_us(step.ready_s, step.start_s)}
-    about = {"group": name, "unit": unit, "slow_down": round(step.slow_down, 6)}
-    yield {**event, "cat": "compute", "name": f"{name} on {unit}", "args": about, **_times_us(step.start_s, step.end_s)}
+    args = {"group": name, "unit": unit, "slow_down": round(step.slow_down, 6)}
+    yield {**event, "cat": "compute", "name": f"{name} on {unit}", "args": args, **_times_us(step.start_s, step.end_s)}
 
 
 def _demand_events(outcome: Outcome) -> Iterator[Event]:
     """Counter events of the total memory demand: one per instant at which it changes, and 0 at the end."""
     demand, event = demand_of(outcome), {"ph": "C", "pid": SOC, "name": "memory demand (GB/s)"}
-    levels = [*demand.gb_s.sum(axis=1).tolist(), 0.0]
-    for time_s, gb_s in zip(demand.times_s.tolist(), levels, strict=True):
+    totals_gb_s = [*demand.gb_s.sum(axis=1).tolist(), 0.0]
+    for time_s, gb_s in zip(demand.times_s.tolist(), totals_gb_s, strict=True):
         yield {**event, "ts": round(time_s * 1e9) / 1000, "args": {"value": gb_s}}
 
 

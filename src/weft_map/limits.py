@@ -41,37 +41,39 @@ def _cheapest_path(
     costs[step, from, to]: cost of a step on unit *to* if the task comes from unit *from* (the last index: from
     outside). leave[unit]: cost after the last step.
     """
-    free = np.ones(len(costs), dtype=np.bool_) if max_switches is None else problem.tables.begins[task, : len(costs)]
+    # Without a limit, every step counts as the begin of a run, so no switch is ever counted.
+    steps = len(costs)
+    begins_run = np.ones(steps, dtype=np.bool_) if max_switches is None else problem.tables.begins[task, :steps]
     # No run can switch more often than between all of its groups.
-    cap = min(max_switches or 0, len(problem.tasks[task].groups) - 1)
-    values, choices = _costs_to_end(costs, leave, free, cap)
-    source, switches_left, units = -1, cap, []
+    max_left = min(max_switches or 0, len(problem.tasks[task].groups) - 1)
+    values, choices = _costs_to_end(costs, leave, begins_run, max_left)
+    source, switches_left, units = -1, max_left, []
     for i in range(len(costs)):
         unit = int(choices[i][switches_left, source])
-        switches_left = cap if free[i] else switches_left - (unit != source)
+        switches_left = max_left if begins_run[i] else switches_left - (unit != source)
         units.append(unit)
         source = unit
-    return float(values[cap, -1]), tuple(units)
+    return float(values[max_left, -1]), tuple(units)
 
 
 def _costs_to_end(
-    costs: Floats, leave: Floats, free: npt.NDArray[np.bool_], cap: int
+    costs: Floats, leave: Floats, begins_run: npt.NDArray[np.bool_], max_left: int
 ) -> tuple[Floats, list[npt.NDArray[np.intp]]]:
-    """The least cost from the first step to the end, and the best unit at each step: dynamic programming backwards.
+    """The least cost of all steps, and the best unit at each step: dynamic programming from the last step backwards.
 
-    Both are indexed by [switches left, unit before]. costs, leave: as in ``_cheapest_path``. free[step]: a run begins
-    at this step, so changing the unit before it is no switch, and *cap* switches are allowed again.
+    Both are indexed by [switches left, unit before]. costs, leave: as in ``_cheapest_path``. begins_run[step]: a
+    run begins there, so changing the unit before it is no switch, and *max_left* switches are allowed again.
     """
     units = len(leave)
-    stays = np.eye(units + 1, units, dtype=np.bool_)
-    values, choices = np.tile(np.append(leave, np.inf), (cap + 1, 1)), []
+    is_same_unit = np.eye(units + 1, units, dtype=np.bool_)
+    values, choices = np.tile(np.append(leave, np.inf), (max_left + 1, 1)), []
     for i in reversed(range(len(costs))):
-        after = values[:, None, :units]
-        if free[i]:
-            onward = np.broadcast_to(after[cap], (cap + 1, units + 1, units))
+        values_after = values[:, None, :units]
+        if begins_run[i]:
+            onward = np.broadcast_to(values_after[max_left], (max_left + 1, units + 1, units))
         else:
-            switched = np.concatenate([np.full((1, 1, units), np.inf), after[:-1]])
-            onward = np.where(stays, after, switched)
+            after_switch = np.concatenate([np.full((1, 1, units), np.inf), values_after[:-1]])
+            onward = np.where(is_same_unit, values_after, after_switch)
         totals = costs[i] + onward
         choices.append(totals.argmin(axis=-1))
         values = totals.min(axis=-1)
@@ -115,16 +117,16 @@ def fewest_stretches(problem: Problem, task: Task) -> tuple[Stretch, ...]:
     """The fewest stretches that make up a run of *task*; making each as long as possible from the front is optimal."""
     stretches: list[Stretch] = []
     names: list[str] = []
-    able: tuple[str, ...] = problem.units
+    units_so_far: tuple[str, ...] = problem.units
     for block in _blocks(task):
-        able_of_block = tuple(unit for unit in problem.units if all(unit in task.groups[i].costs for i in block))
-        common = tuple(unit for unit in able if unit in able_of_block)
-        if not common:
-            stretches.append(Stretch(tuple(names), able))
-            names, common = [], able_of_block
-        able = common
+        units_of_block = tuple(unit for unit in problem.units if all(unit in task.groups[i].costs for i in block))
+        common_units = tuple(unit for unit in units_so_far if unit in units_of_block)
+        if not common_units:
+            stretches.append(Stretch(tuple(names), units_so_far))
+            names, common_units = [], units_of_block
+        units_so_far = common_units
         names += [task.groups[i].name for i in block]
-    return (*stretches, Stretch(tuple(names), able))
+    return (*stretches, Stretch(tuple(names), units_so_far))
 
 
 def _blocks(task: Task) -> list[range]:
@@ -166,13 +168,13 @@ def check_feasible(problem: Problem, limits: TaskLimits) -> None:
     if not (isfinite(budget) and budget >= 0):
         raise WorkloadError(f"an energy budget of {budget} J; must be a number from 0")
     _check_energies(problem)
-    least, uncapped = (_total_least_energy_j(problem, cap) for cap in (limits.max_switches, None))
-    if least > budget:
-        capped = f" with max_switches = {limits.max_switches}" if least > uncapped else ""
-        other = ", or allow more switches" if uncapped <= budget else ""
+    least_j, least_uncapped_j = (_total_least_energy_j(problem, cap) for cap in (limits.max_switches, None))
+    if least_j > budget:
+        capped = f" with max_switches = {limits.max_switches}" if least_j > least_uncapped_j else ""
+        advice = ", or allow more switches" if least_uncapped_j <= budget else ""
         raise WorkloadError(
-            f"the tasks take at least {least:.6g} J{capped} and the budget is {budget:.6g} J, "
-            f"{least - budget:.3g} J too few; raise it to {least:.6g} J at least{other}"
+            f"the tasks take at least {least_j:.6g} J{capped} and the budget is {budget:.6g} J, "
+            f"{least_j - budget:.3g} J too few; raise it to {least_j:.6g} J at least{advice}"
         )
 
 

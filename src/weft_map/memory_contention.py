@@ -37,29 +37,31 @@ CALL_BLOCKS = 2048
 REPEATS = 3
 """Passes over all pairs of levels; medians are used, so that a disturbed window does not count."""
 LEAST_WINDOW_S, LONGEST_S = 0.005, 600.0
+"""Bounds: of one window (a time in which threads read), and of the whole measurement."""
 LEAST_SLICE, LARGEST_SLICE = 2**24, 2**30
 """Bounds in bytes of the memory that one thread reads."""
 LEAST_SHARE, MOST_SHARE = 1e-3, 1.5
 """Bounds on the measured speed beside others relative to that alone: noise may exceed 1, and ``Matrix`` needs more than
 0."""
-NOISE_TIMES, MOST_NOISE_PCT = 3, 50.0
-"""Reductions by less than this many median deviations count as none, and at most this percentage does."""
+NOISE_DEVIATIONS, MOST_NOISE_PCT = 3, 50.0
+"""The noise, below which a reduction of speed counts as none: this many median deviations, at most this percentage."""
 USUAL_CACHE = 2**25
 """Assumed bytes of the last-level cache where the system does not tell."""
 LEAST_NOISE_PCT = 3.0
-"""A reduction by less counts as none: other processes on the machine cause as much."""
+"""The noise is at least this: other processes on the machine cause as much."""
 LEVELS, SECONDS = 6, 20.0
+"""Default number of intensities and duration of a measurement."""
 QUICK_LEVELS, QUICK_S = 4, 3.0
 """Intensities and seconds of ``weft map calibrate --quick``."""
 
 PRODUCT_SIZE = 512
 """Rows of square matrices: so large that the overhead of a call does not count beside their product."""
-ROUNDS = 8
-"""The fastest of these counts: other processes and a rising clock only make a product slower."""
+PRODUCT_ROUNDS = 8
+"""Measurements of the product. The fastest counts: other processes and a rising clock only make a product slower."""
 
 
 class _ReadWindow(NamedTuple):
-    """Bytes that one thread read in a window, and the CPU seconds that it had."""
+    """Bytes that one thread read in a window, and the CPU seconds that it used."""
 
     bytes: int
     seconds: float
@@ -69,7 +71,7 @@ class _ReadWindow(NamedTuple):
         return self.bytes / max(self.seconds, 1e-9) / 1e9
 
 
-NOTHING = _ReadWindow(0, 0.0)
+NOTHING_READ = _ReadWindow(0, 0.0)
 
 
 def physical_cores() -> list[int]:
@@ -97,7 +99,7 @@ def measure_host(*, levels: int = LEVELS, seconds: float = SECONDS, on_progress:
     if len(cores) < 2:
         raise InputError("this process may use one core only, and contention takes two; fit a measured matrix instead")
     cache = last_level_cache()
-    windows = 2 * levels + REPEATS * levels * (1 + 2 * levels)
+    windows = 2 * levels + REPEATS * levels * (1 + 2 * levels)  # as many as ``_ContentionSurvey.matrix`` measures
     window_s = max(LEAST_WINDOW_S, seconds / windows)
     with _reader_threads(cores, cache) as (own, others):
         return _ContentionSurvey(own, others, window_s, levels, windows, on_progress).matrix(cores)
@@ -117,12 +119,12 @@ def host_soc(
     Without contention in the matrix, the unit shares the largest measured bandwidth equally. *peak_tflops*: measured
     speed of a large matrix product on one instance, if known.
     """
-    seen = matrix.peak_gb_s or max(float(matrix.own_gb_s[-1]), float(matrix.external_gb_s[-1]))
+    bandwidth_gb_s = matrix.peak_gb_s or max(float(matrix.own_gb_s[-1]), float(matrix.external_gb_s[-1]))
     verdict = f"fitted, mean error {fit.mean_error_points:.2f} points" if fit.contended else "showed no contention"
     return Soc(
         name=name,
         source=f"{matrix.source or 'a measured matrix'}; {verdict}",
-        bandwidth_gb_s=round(seen, 3),
+        bandwidth_gb_s=round(bandwidth_gb_s, 3),
         units=(
             Unit(
                 name=unit,
@@ -154,39 +156,41 @@ class _ReaderThread:
     data: Floats
     steps: int = 0
     """Arithmetic operations after each block: the more, the lower the read intensity."""
-    done: _ReadWindow = NOTHING
-    """What was read since the last start."""
+    done: _ReadWindow = NOTHING_READ
+    """Bytes and CPU seconds since the last ``start``."""
     quit: bool = False
     go: threading.Event = field(default_factory=threading.Event)
+    """Set while the thread is to read."""
     idle: threading.Event = field(default_factory=threading.Event)
+    """Set while it waits for ``go``."""
 
     def run(self) -> None:
         """Body of the thread: read while ``go`` is set, until ``quit``."""
         if hasattr(os, "sched_setaffinity"):
             with suppress(OSError):  # the system may have taken the core away; then it picks another core
                 os.sched_setaffinity(0, {self.core})
-        places = len(self.data) // (CALL_BLOCKS * BLOCK)
-        place = 0
+        chunks = len(self.data) // (CALL_BLOCKS * BLOCK)
+        chunk = 0
         while True:
             self.idle.set()
             self.go.wait()
             if self.quit:
                 return
-            began = time.thread_time()
-            read = 0
+            began_s = time.thread_time()
+            bytes_read = 0
             while self.go.is_set() and not self.quit:
-                stream(self.data, place * CALL_BLOCKS * BLOCK, CALL_BLOCKS, self.steps)
-                place = (place + 1) % places
-                read += CALL_BLOCKS * BLOCK_BYTES
-                self.done = _ReadWindow(read, time.thread_time() - began)
+                stream(self.data, chunk * CALL_BLOCKS * BLOCK, CALL_BLOCKS, self.steps)
+                chunk = (chunk + 1) % chunks
+                bytes_read += CALL_BLOCKS * BLOCK_BYTES
+                self.done = _ReadWindow(bytes_read, time.thread_time() - began_s)
 
     def start(self, steps: int) -> None:
-        self.steps, self.done = steps, NOTHING
+        self.steps, self.done = steps, NOTHING_READ
         self.idle.clear()
         self.go.set()
 
     def stop(self) -> _ReadWindow:
-        """Stop reading; return what was read since ``start``, at least one call's blocks."""
+        """Stop reading; return bytes and CPU seconds since ``start``, at least those of one call of ``stream``."""
         while not self.done.bytes:
             time.sleep(1e-4)
         self.go.clear()
@@ -239,38 +243,39 @@ class _ContentionSurvey:
     def matrix(self, cores: Sequence[int]) -> Matrix:
         """Measure all pairs of intensities ``REPEATS`` times; return medians, with the noise from their spread."""
         steps = self._steps()
-        own = np.empty((REPEATS, self.levels, self.levels))
-        external, share = np.empty((REPEATS, self.levels)), np.empty_like(own)
+        own_gb_s = np.empty((REPEATS, self.levels, self.levels))
+        external_gb_s, relative_speed = np.empty((REPEATS, self.levels)), np.empty_like(own_gb_s)
         for repeat in range(REPEATS):
-            for column, level in enumerate(steps):
-                _, external[repeat, column] = self._measure_window(own=None, others=level)
-            for row, level in enumerate(steps):
-                for column, other_level in enumerate(steps):
-                    own[repeat, row, column], _ = self._measure_window(own=level, others=None)
-                    contended_gb_s, _ = self._measure_window(own=level, others=other_level)
-                    share[repeat, row, column] = contended_gb_s / own[repeat, row, column]
-        alone = np.median(own, axis=(0, 2))  # [row]
-        shares = np.median(share, axis=0)
+            for column, intensity in enumerate(steps):
+                _, external_gb_s[repeat, column] = self._measure_window(own=None, others=intensity)
+            for row, intensity in enumerate(steps):
+                for column, other_intensity in enumerate(steps):
+                    own_gb_s[repeat, row, column], _ = self._measure_window(own=intensity, others=None)
+                    contended_gb_s, _ = self._measure_window(own=intensity, others=other_intensity)
+                    relative_speed[repeat, row, column] = contended_gb_s / own_gb_s[repeat, row, column]
+        alone_gb_s = np.median(own_gb_s, axis=(0, 2))  # [row]
+        relative_speeds = np.median(relative_speed, axis=0)
         # The larger of two median deviations, as fractions: of the bandwidth alone, and of the share beside others.
-        spread = max(np.median(np.abs(own / alone[None, :, None] - 1)), np.median(np.abs(share - shares)))
+        own_spread = np.median(np.abs(own_gb_s / alone_gb_s[None, :, None] - 1))
+        spread = max(own_spread, np.median(np.abs(relative_speed - relative_speeds)))
         return Matrix(
-            _increasing(alone),
-            _increasing(np.median(external, axis=0)),
-            alone[:, None] * np.clip(shares, LEAST_SHARE, MOST_SHARE),
-            noise_pct=min(MOST_NOISE_PCT, max(LEAST_NOISE_PCT, 100 * NOISE_TIMES * float(spread))),
+            _increasing(alone_gb_s),
+            _increasing(np.median(external_gb_s, axis=0)),
+            alone_gb_s[:, None] * np.clip(relative_speeds, LEAST_SHARE, MOST_SHARE),
+            noise_pct=min(MOST_NOISE_PCT, max(LEAST_NOISE_PCT, 100 * NOISE_DEVIATIONS * float(spread))),
             source=f"measured: a core of {len(cores)} ({platform.machine()}) beside the others, memory reads",
             peak_gb_s=self.peak_gb_s,
         )
 
     def _steps(self) -> list[int]:
-        """For each intensity, the arithmetic operations per block that lead to it, from the lowest intensity.
+        """[level]: arithmetic operations per block that lead to each intensity, from the lowest intensity.
 
         Intensities go from a tenth of one core's bandwidth to all of it in even steps; two measurements (0 and 256
         operations per block) give the time of a block and of an operation.
         """
-        pure = [self._measure_window(own=0, others=None)[0] for _ in range(self.levels)]
-        slowed = [self._measure_window(own=256, others=None)[0] for _ in range(self.levels)]
-        block_ns, slow_ns = (BLOCK_BYTES / float(np.median(gb_s)) for gb_s in (pure, slowed))
+        full_gb_s = [self._measure_window(own=0, others=None)[0] for _ in range(self.levels)]
+        slowed_gb_s = [self._measure_window(own=256, others=None)[0] for _ in range(self.levels)]
+        block_ns, slow_ns = (BLOCK_BYTES / float(np.median(gb_s)) for gb_s in (full_gb_s, slowed_gb_s))
         step_ns = max(1e-3, (slow_ns - block_ns) / 256)
         shares = np.linspace(0.1, 1.0, self.levels)
         return [round((block_ns / share - block_ns) / step_ns) for share in shares]
@@ -287,12 +292,12 @@ class _ContentionSurvey:
             reader.start(steps)
         time.sleep(self.window_s)
         gb_s = {id(reader): reader.stop().gb_s for reader, _ in active}
-        mine = gb_s.pop(id(self.own), 0.0)
-        self.peak_gb_s = max(self.peak_gb_s, mine + sum(gb_s.values()))
+        own_gb_s = gb_s.pop(id(self.own), 0.0)
+        self.peak_gb_s = max(self.peak_gb_s, own_gb_s + sum(gb_s.values()))
         self.windows_done += 1
         if self.on_progress:
             self.on_progress(self.windows_done, self.windows)
-        return mine, sum(gb_s.values())
+        return own_gb_s, sum(gb_s.values())
 
 
 def _increasing(levels: Floats) -> Floats:
@@ -309,5 +314,5 @@ def core_tflops(*, clock: Clock = time.process_time) -> float:
     """
     left, right = (np.full((PRODUCT_SIZE, PRODUCT_SIZE), value, np.float32) for value in (0.5, 2.0))
     left @ right  # the first product starts BLAS's threads
-    least_s = min(mean_seconds(lambda: left @ right, clock) for _ in range(ROUNDS))
+    least_s = min(mean_seconds(lambda: left @ right, clock) for _ in range(PRODUCT_ROUNDS))
     return round(2 * PRODUCT_SIZE**3 / max(least_s, 1e-6) / 1e12, 4)

@@ -6,7 +6,7 @@ it; then a pattern search minimises the mean error in points of relative speed. 
 such a matrix on this machine.
 
 PCCS divides work into regions by its own demand: minor (hardly slowed down), normal, and intensive (slowed down by any
-other work). *Borders* are the numbers of rows that are minor, and minor or normal.
+other work). *Borders* are two row numbers: where the minor region ends, and where the normal region ends.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ Table = Sequence[Sequence[float]] | Floats
 FEWEST, MOST = 3, 64
 """Bounds of the number of rows, and of columns, of a matrix."""
 LEAST_GB_S, MOST_GB_S = 1e-3, 1e6
+"""Bounds of the levels (bandwidths) of a matrix."""
 NOISE_PCT = 2.0
-"""Reductions by less count as none, if the matrix has no noise of its own."""
+"""Reductions of speed by less count as none, if the matrix does not give its noise."""
 NO_MINOR_PCT = 10.0
 """If the row of the lowest intensity loses more than this, there is no minor region (step 1)."""
 FLOOR_PCT = 10.0
 """Lower limit of the relative speed of a model: beyond the measured range its straight lines would reach 0."""
-SUITED = 4
+BEST_BORDERS = 4
 """Number of borders that are tried in each round because they fit the present parameters best."""
 COARSE, FINE = 9, 18
-"""How often a pattern search halves its step: to compare borders, and for the result."""
+"""Numbers of times that a pattern search halves its step: to compare borders, and for the result."""
 DIRECTIONS = np.array([signs for signs in product((-1.0, 0.0, 1.0), repeat=4) if any(signs)])
 """Directions of the pattern search: along each parameter and each diagonal, because parameters trade off."""
 
@@ -79,7 +80,7 @@ class Matrix:
     def lost_pct(self) -> float:
         """The largest lasting reduction in percent: the median over the upper third of the external levels.
 
-        It is that of the second worst row, because a disturbance may have made the worst.
+        It is that of the second worst row, because the worst may come from a disturbance of the measurement.
         """
         tail = max(1, len(self.external_gb_s) // 3)
         return float(100 - np.sort(np.median(self.relative_speed_pct[:, -tail:], axis=1))[1])
@@ -206,6 +207,7 @@ def _make_matrix(own: Numbers, external: Numbers, achieved: Table, noise_pct: fl
 
 
 def _check_levels(name: str, levels: Floats) -> None:
+    """Refuse levels that are too few, too many, out of range or not increasing."""
     if levels.ndim != 1 or not FEWEST <= len(levels) <= MOST:
         levels_text = f"{len(levels)}" if levels.ndim == 1 else f"an array of {levels.ndim} dimensions"
         raise InputError(f"{name}: a contention matrix needs {FEWEST} to {MOST} levels, not {levels_text}")
@@ -218,6 +220,7 @@ def _check_levels(name: str, levels: Floats) -> None:
 
 
 def _check_achieved(matrix: Matrix) -> None:
+    """Refuse bandwidths of the wrong shape, not positive, or far above that of the work alone."""
     own, achieved = matrix.own_gb_s, matrix.achieved_gb_s
     wanted = (len(own), len(matrix.external_gb_s))
     if achieved.shape != wanted:
@@ -240,7 +243,10 @@ def _check_achieved(matrix: Matrix) -> None:
 
 
 def _five_steps(matrix: Matrix) -> _Parameters:
-    """Read the parameters off the matrix, as PCCS's authors do; where a step's condition never holds, take the end."""
+    """Read the parameters off the matrix, as PCCS's authors do, in five numbered steps.
+
+    Where no row or column meets a step's condition, the end of the axis is taken.
+    """
     own, external, lost = matrix.own_gb_s, matrix.external_gb_s, 100 - matrix.relative_speed_pct
     rows = len(own)
     # 1: the minor region, and the reduction that counts as a drop in the other steps
@@ -254,22 +260,23 @@ def _five_steps(matrix: Matrix) -> _Parameters:
     intensive = minor + _first_true(lost[minor:, 0] >= drop, rows - minor)
     normal = range(minor, max(minor + 1, intensive))
     # 3 and 4: where the drop starts and where it ends
-    starts = {row: _first_true(lost[row] >= drop, len(external) - 1) for row in normal}
-    tbwdc = float(np.mean([own[row] + external[column] for row, column in starts.items()]))
+    start_columns = {row: _first_true(lost[row] >= drop, len(external) - 1) for row in normal}
+    tbwdc = float(np.mean([own[row] + external[column] for row, column in start_columns.items()]))
     slopes = np.diff(lost, axis=1, prepend=0.0) / np.diff(external, prepend=0.0)
-    cbp = float(np.mean([external[_end_of_drop(slopes[row], column)] for row, column in starts.items()]))
+    cbp = float(np.mean([external[_end_of_drop(slopes[row], column)] for row, column in start_columns.items()]))
     # 5: the rate of the drop
-    steep = [slopes[row, (own[row] + external >= tbwdc) & (external <= cbp)] for row in normal]
-    slope = np.concatenate(steep) if sum(map(len, steep)) else slopes[list(normal)].max(axis=1)
-    return _Parameters(minor, min(rows, intensive + 1), (mrmc, tbwdc, cbp, max(0.0, float(slope.mean()))))
+    slopes_in_drop = [slopes[row, (own[row] + external >= tbwdc) & (external <= cbp)] for row in normal]
+    rates = np.concatenate(slopes_in_drop) if sum(map(len, slopes_in_drop)) else slopes[list(normal)].max(axis=1)
+    return _Parameters(minor, min(rows, intensive + 1), (mrmc, tbwdc, cbp, max(0.0, float(rates.mean()))))
 
 
 def _first_true(matches: npt.NDArray[np.bool_], otherwise: int) -> int:
+    """Index of the first match; *otherwise* if there is none."""
     return int(np.argmax(matches)) if matches.any() else otherwise
 
 
 def _end_of_drop(slopes: Floats, start: int) -> int:
-    """The first column after *start* whose slope is under a third of the mean so far; the last if none is."""
+    """The first column after *start* whose slope is under a third of the mean since *start*; the last if none is."""
     for column in range(start + 1, len(slopes)):
         if slopes[column] < slopes[start:column].mean() / 3:
             return column
@@ -299,8 +306,8 @@ def _refine(matrix: Matrix, start: _Parameters) -> _Parameters:
     """Local search from *start*: move to other borders, with the best values for them, as long as the error drops."""
     best, error = _descend(matrix, start, COARSE)
     while True:
-        tries = (_descend(matrix, neighbour, COARSE) for neighbour in _neighbours(matrix, best))
-        improved = next(((candidate, less) for candidate, less in tries if less < error - 1e-3), None)
+        attempts = (_descend(matrix, neighbour, COARSE) for neighbour in _neighbours(matrix, best))
+        improved = next((attempt for attempt in attempts if attempt[1] < error - 1e-3), None)
         if improved is None:
             fine, _ = _descend(matrix, best, FINE)
             return fine
@@ -308,7 +315,7 @@ def _refine(matrix: Matrix, start: _Parameters) -> _Parameters:
 
 
 def _neighbours(matrix: Matrix, parameters: _Parameters) -> list[_Parameters]:
-    """The same values with other borders: the ``SUITED`` borders that fit these values best, and those one row away."""
+    """The same values with other borders: the ``BEST_BORDERS`` that fit these values best, and those one row away."""
     regions = _lost_pct(matrix, np.array([parameters.values]))
     speeds = [np.clip(100 - lost[0], FLOOR_PCT, 100) for lost in regions]
     costs = [np.abs(speed - matrix.relative_speed_pct).sum(axis=1) for speed in speeds]
@@ -316,10 +323,11 @@ def _neighbours(matrix: Matrix, parameters: _Parameters) -> list[_Parameters]:
     # total[a, b]: error if rows before a are minor, rows from a to b normal, and the others intensive (less a constant)
     total = (minor - normal)[:, None] + (normal - intensive)[None, :]
     total[np.tril_indices_from(total, -1)] = np.inf
-    suited = [divmod(int(place), len(total)) for place in np.argsort(total, axis=None, kind="stable")[:SUITED]]
-    near = [(parameters.minor + up, parameters.normal + down) for up, down in product((-1, 0, 1), repeat=2)]
-    borders = [(low, high) for low, high in dict.fromkeys(suited + near) if 0 <= low <= high < len(total)]
-    return [_Parameters(*pair, parameters.values) for pair in borders if pair != parameters[:2]]
+    best = np.argsort(total, axis=None, kind="stable")[:BEST_BORDERS].tolist()
+    best_borders = [divmod(index, len(total)) for index in best]
+    one_row_away = [(parameters.minor + a, parameters.normal + b) for a, b in product((-1, 0, 1), repeat=2)]
+    borders = [(a, b) for a, b in dict.fromkeys(best_borders + one_row_away) if 0 <= a <= b < len(total)]
+    return [_Parameters(*border, parameters.values) for border in borders if border != parameters[:2]]
 
 
 def _descend(matrix: Matrix, parameters: _Parameters, halvings: int) -> tuple[_Parameters, float]:
@@ -329,7 +337,7 @@ def _descend(matrix: Matrix, parameters: _Parameters, halvings: int) -> tuple[_P
     """
     minor, normal, first_values = parameters
     own, external = float(matrix.own_gb_s[-1]), float(matrix.external_gb_s[-1])
-    upper = np.array([100.0, own + external, external, 1e4 / own])
+    upper = np.array([100.0, own + external, external, 1e4 / own])  # the largest values that a matrix can show
     values = np.minimum(np.array(first_values), upper)
     step = np.array([2.0, own / 8, external / 8, max(4 / own, first_values[3] / 4)])
     error = float(_errors(matrix, minor, normal, values[None])[0])

@@ -196,18 +196,18 @@ def _check_moves(task: Task, soc: Soc) -> None:
 
 
 def _check_order(tasks: Sequence[Task]) -> None:
-    """Refuse tasks that wait for each other in a circle."""
-    left = {task.name: set(task.after) for task in tasks}
-    while free := [name for name, waits in left.items() if not waits & left.keys()]:
-        for name in free:
-            del left[name]
-    if left:
-        # Every task left waits for another task left, so following the waits ends in a circle; it is named.
-        circle = [min(left)]
-        while (following := min(left[circle[-1]] & left.keys())) not in circle:
-            circle.append(following)
-        circle = circle[circle.index(following) :]
-        raise WorkloadError(f"{' waits for '.join([*circle, following])}: a circle; drop one 'after'")
+    """Refuse tasks that wait for each other in a cycle."""
+    unordered = {task.name: set(task.after) for task in tasks}
+    while ready := [name for name, waits in unordered.items() if not waits & unordered.keys()]:
+        for name in ready:
+            del unordered[name]
+    if unordered:
+        # Every task left waits for another task left, so following the waits leads into a cycle; the message names it.
+        cycle = [min(unordered)]
+        while (following := min(unordered[cycle[-1]] & unordered.keys())) not in cycle:
+            cycle.append(following)
+        cycle = cycle[cycle.index(following) :]
+        raise WorkloadError(f"{' waits for '.join([*cycle, following])}: a circle; drop one 'after'")
 
 
 def _build_tables(problem: Problem) -> Tables:
@@ -222,21 +222,21 @@ def _build_tables(problem: Problem) -> Tables:
         leave[n] = [exit_.get(unit, 0.0) for unit in units]
         for i in range(int(steps[n])):
             group = problem.step(n, i)
-            before = problem.step(n, i - 1) if i % len(task.groups) else None
+            previous = problem.step(n, i - 1) if i % len(task.groups) else None
             for u, unit in enumerate(units):
                 if unit not in group.costs:
                     continue
                 cost = group.costs[unit]
                 time[n, i, u], demand[n, i, u], energy[n, i, u] = cost.time_s, cost.demand_gb_s, cost.energy_j or 0.0
-                if before is None:  # the first step of a run; a later run first leaves the unit of the run before
+                if previous is None:  # the first step of a run; a later run first leaves the unit of the run before
                     exit_s = leave[n] if i else np.zeros(shape[2])
                     move[n, i, :-1, u], move[n, i, -1, u] = exit_s + entry.get(unit, 0.0), entry.get(unit, 0.0)
                     continue
                 for v, other in enumerate(units):
                     if u == v:
                         move[n, i, v, u] = 0.0
-                    elif before.leave and other in before.costs:
-                        move[n, i, v, u] = before.costs[other].out_s + cost.in_s
+                    elif previous.leave and other in previous.costs:
+                        move[n, i, v, u] = previous.costs[other].out_s + cost.in_s
     begins = np.zeros(shape[:2], dtype=np.bool_)
     for n, task in enumerate(tasks):
         begins[n, : steps[n] : len(task.groups)] = True

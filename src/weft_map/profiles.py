@@ -104,12 +104,13 @@ class SocProfile(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @field_validator("exit_s", "entry_s")
     @classmethod
-    def _units_of_groups(cls, given: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+    def _units_of_groups(cls, seconds: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        """Refuse entry or exit times of a unit on which no group runs."""
         units = {unit for group in info.data.get("groups", ()) for unit in group.costs}
-        stranger = next((unit for unit in given if units and unit not in units), None)
-        if stranger is not None:
-            raise ValueError(f"no group runs on {stranger!r}; they run on {', '.join(sorted(units))}")
-        return given
+        unknown = next((unit for unit in seconds if units and unit not in units), None)
+        if unknown is not None:
+            raise ValueError(f"no group runs on {unknown!r}; they run on {', '.join(sorted(units))}")
+        return seconds
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -174,11 +175,11 @@ def read_limited(path: str | Path) -> Any:
 
 
 def _group_of(raw: Mapping[str, Any], error: ValidationError) -> str:
-    """The begin of a message, "group 'name': ", if *error* is about a group that has a name; otherwise empty."""
-    place = error.errors(include_url=False)[0]["loc"]
-    if len(place) < 2 or place[0] != "groups" or not isinstance(place[1], int):
+    """The begin of an error message, "group 'name': ", if *error* is about a group that has a name; otherwise empty."""
+    location = error.errors(include_url=False)[0]["loc"]
+    if len(location) < 2 or location[0] != "groups" or not isinstance(location[1], int):
         return ""
-    group = raw["groups"][place[1]]
+    group = raw["groups"][location[1]]
     name = group.get("name") if isinstance(group, dict) else None
     return f"group {shortened(repr(name))}: " if isinstance(name, str) else ""
 
@@ -196,15 +197,15 @@ def readable(name: str) -> str:
 
 def distinct(names: Sequence[str]) -> list[str]:
     """Make *names* unique: the second "a" becomes "a #2", unless another name is that already."""
-    given, used, unique = set(names), set[str](), []
-    numbers: dict[str, int] = {}
+    all_names, used, unique = set(names), set[str](), []
+    last_number: dict[str, int] = {}
     for name in names:
-        fresh = name
-        while fresh in used or (fresh != name and fresh in given):
-            numbers[name] = numbers.get(name, 1) + 1
-            fresh = f"{name} #{numbers[name]}"
-        used.add(fresh)
-        unique.append(fresh)
+        candidate = name
+        while candidate in used or (candidate != name and candidate in all_names):
+            last_number[name] = last_number.get(name, 1) + 1
+            candidate = f"{name} #{last_number[name]}"
+        used.add(candidate)
+        unique.append(candidate)
     return unique
 
 
@@ -225,24 +226,25 @@ def merge_groups(profile: SocProfile, max_groups: int) -> SocProfile:
         return profile
     ranks = [_usefulness(left, right) for left, right in pairwise(groups)]
     while len(groups) > max_groups:
-        place = ranks.index(min(ranks))
-        if not groups[place].costs.keys() & groups[place + 1].costs.keys():
+        boundary = ranks.index(min(ranks))
+        if not groups[boundary].costs.keys() & groups[boundary + 1].costs.keys():
             raise ProfileError(
                 f"{profile.model}: cannot be merged to {max_groups} groups: no unit runs both "
-                f"{groups[place].name!r} and {groups[place + 1].name!r}; allow {len(groups)}"
+                f"{groups[boundary].name!r} and {groups[boundary + 1].name!r}; allow {len(groups)}"
             )
-        groups[place : place + 2] = [_join_groups(groups[place], groups[place + 1])]
-        del ranks[place]
-        for side in (place - 1, place):
-            if 0 <= side < len(ranks):
-                ranks[side] = _usefulness(groups[side], groups[side + 1])
+        groups[boundary : boundary + 2] = [_join_groups(groups[boundary], groups[boundary + 1])]
+        del ranks[boundary]
+        for neighbour in (boundary - 1, boundary):
+            if 0 <= neighbour < len(ranks):
+                ranks[neighbour] = _usefulness(groups[neighbour], groups[neighbour + 1])
     names = distinct([group.name for group in groups])
     named = [group.model_copy(update={"name": name}) for group, name in zip(groups, names, strict=True)]
     units = {unit for group in named for unit in group.costs}
-    ends = {
-        key: {unit: s for unit, s in getattr(profile, key).items() if unit in units} for key in ("entry_s", "exit_s")
+    entry_and_exit = {
+        key: {unit: seconds for unit, seconds in getattr(profile, key).items() if unit in units}
+        for key in ("entry_s", "exit_s")
     }
-    return profile.model_copy(update={"groups": tuple(named), **ends})
+    return profile.model_copy(update={"groups": tuple(named), **entry_and_exit})
 
 
 def _usefulness(left: ProfileGroup, right: ProfileGroup) -> tuple[bool, int, float]:
@@ -252,15 +254,16 @@ def _usefulness(left: ProfileGroup, right: ProfileGroup) -> tuple[bool, int, flo
     left); and the work on both sides less the cost of the cheapest move, in seconds.
     """
     shared = left.costs.keys() & right.costs.keys()
-    lost = len(left.costs) + len(right.costs) - 2 * len(shared) if shared else 2 * MAX_STEPS
-    work = sum(min(cost.time_s for cost in side.costs.values()) for side in (left, right))
-    moves = [
+    lost_units = len(left.costs) + len(right.costs) - 2 * len(shared) if shared else 2 * MAX_STEPS
+    work_s = sum(min(cost.time_s for cost in side.costs.values()) for side in (left, right))
+    moves_s = [
         left.costs[a].out_s + right.costs[b].in_s for a in sorted(left.costs) for b in sorted(right.costs) if a != b
     ]
-    return left.leave, lost, work - min(moves, default=0.0)
+    return left.leave, lost_units, work_s - min(moves_s, default=0.0)
 
 
 def _join_groups(left: ProfileGroup, right: ProfileGroup) -> ProfileGroup:
+    """Merge two neighbouring groups into one, on the units that run both."""
     name = f"{readable(left.name.split(' .. ')[0])} .. {readable(right.name.split(' .. ')[-1])}"
     try:
         costs = {unit: _sum_costs(left.costs[unit], right.costs[unit]) for unit in left.costs if unit in right.costs}
@@ -275,8 +278,8 @@ def _sum_costs(left: ProfileCost, right: ProfileCost) -> ProfileCost:
     moved_gb = left.time_s * left.demand_gb_s + right.time_s * right.demand_gb_s
     larger_gb_s = max(left.demand_gb_s, right.demand_gb_s)
     demand_gb_s = min(larger_gb_s, moved_gb / time_s) if time_s else larger_gb_s  # min: against rounding
-    both = left.energy_j is not None and right.energy_j is not None
-    energy_j = (left.energy_j or 0.0) + (right.energy_j or 0.0) if both else None
+    both_known = left.energy_j is not None and right.energy_j is not None
+    energy_j = (left.energy_j or 0.0) + (right.energy_j or 0.0) if both_known else None
     return ProfileCost(time_s=time_s, demand_gb_s=demand_gb_s, in_s=left.in_s, out_s=right.out_s, energy_j=energy_j)
 
 

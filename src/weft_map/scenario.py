@@ -149,11 +149,12 @@ def short_name(model: str) -> str:
 
 
 def _unused_name(name: str, taken: set[str]) -> str:
-    count, fresh = 1, name
-    while fresh in taken:
+    """*name*, or *name* with a number behind it if that is in *taken*."""
+    count, candidate = 1, name
+    while candidate in taken:
         count += 1
-        fresh = f"{name}-{count}"
-    return fresh
+        candidate = f"{name}-{count}"
+    return candidate
 
 
 # Files

@@ -35,7 +35,7 @@ class RunInterval(NamedTuple):
     step: int
     unit: int
     instance: int
-    """Which of the unit's instances, from 0."""
+    """Index of the unit's instance, from 0."""
     start_s: float
     end_s: float
     slow_down: float
@@ -66,7 +66,7 @@ class Outcome:
     moves: tuple[Transfer, ...]
     """All transfers, by start."""
     finish_s: tuple[float, ...]
-    """When the last run of each task has ended."""
+    """[task]: the end of its last run."""
 
     def __repr__(self) -> str:
         made_by = self.schedule.made_by or "a schedule"

@@ -67,15 +67,15 @@ class Search:
     """One run of the search: the best value so far, the bound, and the states between."""
 
     def __init__(self, problem: Problem, rules: BoundRules, prices: ActivityPrices, best: float = inf) -> None:
-        """best: the value of a known schedule; only better schedules are looked for."""
+        """best: the value of a known schedule; the search looks only for better ones."""
         self._tables, self._rules, self._prices = problem.tables, rules, prices
         tasks, _, units = self._tables.time.shape
         self._work = kernel.scratch(tasks, units, prices.move.shape[1], subsets=rules.throughput)
         self._best = np.array([best, -1.0])
-        """The best value, and the row of the finished state that has it; -1: given from outside."""
+        """The best value, and the row of the finished state that has it; -1: it came from outside."""
         self._states, self._table = self._memory(FIRST_STATES)
         self._heap = np.zeros(FIRST_STATES, dtype=np.int64)
-        """Rows of states to expand, a heap by their bounds."""
+        """Rows of states to expand, as a binary heap, least bound first; zeros: it begins with row 0, the root."""
         self._sizes = np.array([1, 1, 0], dtype=np.int64)
         """Number of states, size of the heap, number of expanded states."""
         self.schedule: Schedule | None = None
@@ -118,22 +118,22 @@ class Search:
         it drops states that the proof needs.
         """
         states, table = self._memory(DIVE_STATES + 8 * width * int(self._tables.steps.sum()))
-        layer, count, before = np.zeros(1, dtype=np.int64), 1, self.best
+        layer, count, best_before = np.zeros(1, dtype=np.int64), 1, self.best
         while len(layer):
-            first = count
+            first_new = count
             count = kernel.grow(
                 self._tables, self._rules, self._prices, states, table, self._work, layer, count, self._best
             )
-            fresh = first + np.flatnonzero(~states.dropped[first:count])
-            keys = states.bound[fresh]
+            new_rows = first_new + np.flatnonzero(~states.dropped[first_new:count])
+            keys = states.bound[new_rows]
             if rng is not None:
                 keys = keys * (1 + NOISE * rng.random(len(keys)))
-            layer = fresh[np.argsort(keys, kind="stable")[:width]]
-        return self._remember(states, before)
+            layer = new_rows[np.argsort(keys, kind="stable")[:width]]
+        return self._remember(states, best_before)
 
     def expand(self, steps: int = 2000) -> bool:
         """Expand up to *steps* states, least bound first; return whether that improved the best schedule."""
-        before = self.best
+        best_before = self.best
         verdict = kernel.expand(
             self._tables, self._rules, self._prices, self._states, self._table, self._heap, self._work, steps,
             self._best, self._sizes,
@@ -141,7 +141,7 @@ class Search:
         self.proved = verdict == 0
         if verdict == 2:
             self._enlarge()
-        return self._remember(self._states, before)
+        return self._remember(self._states, best_before)
 
     def _memory(self, size: int) -> tuple[kernel.Store, Ints]:
         """Allocate *size* states and their hash table; the initial state is state 0."""
@@ -164,35 +164,35 @@ class Search:
         self._table = np.full(1 << (2 * size - 1).bit_length(), -1, dtype=np.int64)
         kernel.relist(self._rules, self._states, count, self._table)
 
-    def _remember(self, states: kernel.Store, before: float) -> bool:
-        """Read off the schedule if the best value is better than *before*; return whether it is."""
-        if self.best >= before:
+    def _remember(self, states: kernel.Store, best_before: float) -> bool:
+        """Read off the schedule if the best value is better than *best_before*; return whether it is."""
+        if self.best >= best_before:
             return False
         self.schedule = _schedule(self._tables, states, int(self._best[1]))
         return True
 
 
-def _schedule(tables: Tables, states: kernel.Store, last: int) -> Schedule:
-    """Read the unit and the start of every step off the chain of states that ends in row *last*, a finished state."""
-    rows = [last]
+def _schedule(tables: Tables, states: kernel.Store, last_row: int) -> Schedule:
+    """Read the unit and the start of every step off the chain of states that ends in *last_row*, a finished state."""
+    rows = [last_row]
     while states.parent[rows[-1]] >= 0:
         rows.append(int(states.parent[rows[-1]]))
     rows.reverse()
     units = [[-1] * int(steps) for steps in tables.steps]
     starts = [[0.0] * int(steps) for steps in tables.steps]
-    for row, following in pairwise(rows):
+    for row, next_row in pairwise(rows):
         for n, steps in enumerate(tables.steps.tolist()):
             phase, step = phase_of(states.code[row, n]), step_of(states.code[row, n])
             if phase in (BOUNDARY, HELD):
-                units[n][step] = int(states.chosen[following, n])
-            begun = _begun_steps(int(states.code[row, n]), steps)
-            if _begun_steps(int(states.code[following, n]), steps) > begun:
-                starts[n][begun] = float(states.time[row])
+                units[n][step] = int(states.chosen_unit[next_row, n])
+            begun_steps = _begun_steps(int(states.code[row, n]), steps)
+            if _begun_steps(int(states.code[next_row, n]), steps) > begun_steps:
+                starts[n][begun_steps] = float(states.time_s[row])
     return Schedule(tuple(map(tuple, units)), tuple(map(tuple, starts)), made_by="weft")
 
 
 def _begun_steps(code: int, steps: int) -> int:
-    """How many of a task's *steps* have started; *code* is its packed step, unit and phase."""
+    """The number of a task's *steps* that have started; *code* is its packed step, unit and phase."""
     phase, step = phase_of(code), step_of(code)
     if phase == DONE:
         return steps
@@ -200,17 +200,17 @@ def _begun_steps(code: int, steps: int) -> int:
 
 
 MOST_STEPS = 200
-"""Cap on the steps of all tasks up to which delays are tried: every trial simulates all of them."""
+"""Cap on the steps of all tasks together up to which delays are tried, because every trial simulates all of them."""
 LONGEST, SHORTEST = 1 / 8, 1 / 4096
-"""Strides of the pattern search, as shares of the makespan."""
+"""First and last stride (change of a delay) of the pattern search, as shares of the makespan."""
 
 
 def run_mapping(problem: Problem, schedule: Schedule) -> tuple[float, ...]:
     """The end of each task in seconds under the units and order of *schedule*, without its planned starts."""
-    units, order, ended = _units_array(problem, schedule), _order_array(problem, schedule), np.zeros(len(problem.tasks))
-    no_delays, starts = np.zeros(units.shape), np.zeros(units.shape)
-    follow(problem.tables, units, order, no_delays, starts, ended)
-    return tuple(ended.tolist())
+    units, order = _units_array(problem, schedule), _order_array(problem, schedule)
+    no_delays, starts_s, ended_s = np.zeros(units.shape), np.zeros(units.shape), np.zeros(len(problem.tasks))
+    follow(problem.tables, units, order, no_delays, starts_s, ended_s)
+    return tuple(ended_s.tolist())
 
 
 def ends_s(problem: Problem, schedule: Schedule) -> tuple[float, ...]:
@@ -230,59 +230,63 @@ def idle_freely(outcome: Outcome, objective: Objective) -> Schedule:
         return schedule
     bound_rules = rules(problem, objective, TaskLimits(), strict=True)
     units, order = _units_array(problem, schedule), _order_array(problem, schedule)
-    delays, starts, ended = _delays(outcome), np.zeros(units.shape), np.zeros(len(problem.tasks))
-    before = _value(problem, bound_rules, units, order, delays, ended)
-    best = _remove_needless_delays(problem, bound_rules, units, order, delays, before)
-    stride = outcome.makespan_s * LONGEST
-    while stride > outcome.makespan_s * SHORTEST:
-        better = float(shift(problem.tables, bound_rules, units, order, delays, starts, ended, best, stride))
+    delays_s, starts_s, ended_s = _delays(outcome), np.zeros(units.shape), np.zeros(len(problem.tasks))
+    first_value = _value(problem, bound_rules, units, order, delays_s, ended_s)
+    best = _remove_needless_delays(problem, bound_rules, units, order, delays_s, first_value)
+    stride_s = outcome.makespan_s * LONGEST
+    while stride_s > outcome.makespan_s * SHORTEST:
+        better = float(shift(problem.tables, bound_rules, units, order, delays_s, starts_s, ended_s, best, stride_s))
         if better >= best:
-            stride /= 2
+            stride_s /= 2
         best = better
     if best >= outcome.value(objective) - 1e-6 * abs(best):
         return schedule
-    follow(problem.tables, units, order, delays, starts, ended)
-    rows = tuple(tuple(row[:steps].tolist()) for row, steps in zip(starts, problem.tables.steps.tolist(), strict=True))
-    return replace(schedule, starts_s=rows, made_by=f"{schedule.made_by}, idling")
+    follow(problem.tables, units, order, delays_s, starts_s, ended_s)
+    starts_of_task = tuple(
+        tuple(row[:steps].tolist()) for row, steps in zip(starts_s, problem.tables.steps.tolist(), strict=True)
+    )
+    return replace(schedule, starts_s=starts_of_task, made_by=f"{schedule.made_by}, idling")
 
 
 def _remove_needless_delays(
-    problem: Problem, bound_rules: BoundRules, units: Ints, order: Ints, delays: Floats, best: float
+    problem: Problem, bound_rules: BoundRules, units: Ints, order: Ints, delays_s: Floats, best: float
 ) -> float:
-    """Set each of *delays* to 0, in place, unless the value gets worse than *best*; return the best value then.
+    """Set each of *delays_s* to 0, in place, unless the value gets worse than *best*; return the value reached.
 
-    Most are needless: the step had to wait for its unit anyway.
+    Most delays are needless: the step has to wait for its unit anyway.
     """
-    for place in np.argwhere(delays > 0):
-        kept, delays[tuple(place)] = delays[tuple(place)], 0.0
-        value = _value(problem, bound_rules, units, order, delays, np.zeros(len(order)))
+    for index in np.argwhere(delays_s > 0):
+        delay_s, delays_s[tuple(index)] = delays_s[tuple(index)], 0.0
+        value = _value(problem, bound_rules, units, order, delays_s, np.zeros(len(order)))
         if value > best:
-            delays[tuple(place)] = kept
+            delays_s[tuple(index)] = delay_s
         best = min(best, value)
     return best
 
 
-def _value(problem: Problem, bound_rules: BoundRules, units: Ints, order: Ints, delays: Floats, ended: Floats) -> float:
-    """The value of the mapping with *delays*; the ends of the tasks are written into *ended*."""
-    follow(problem.tables, units, order, delays, np.zeros(units.shape), ended)
-    return float(value_of(bound_rules, ended))
+def _value(
+    problem: Problem, bound_rules: BoundRules, units: Ints, order: Ints, delays_s: Floats, ended_s: Floats
+) -> float:
+    """The value of the mapping with *delays_s*; the ends of the tasks are written into *ended_s*."""
+    follow(problem.tables, units, order, delays_s, np.zeros(units.shape), ended_s)
+    return float(value_of(bound_rules, ended_s))
 
 
 def _delays(outcome: Outcome) -> Floats:
     """[task, step]: seconds from when the step was ready on its unit to its start."""
     tables = outcome.problem.tables
-    delays = np.zeros(tables.time.shape[:2])
-    starts: dict[tuple[int, int], float] = {}
-    ready: dict[tuple[int, int], float] = {}
+    delays_s = np.zeros(tables.time.shape[:2])
+    start_of_step: dict[tuple[int, int], float] = {}
+    ready_s: dict[tuple[int, int], float] = {}
     for piece in outcome.pieces:
-        starts.setdefault((piece.task, piece.step), piece.start_s)
-        ready[piece.task, piece.step + 1] = piece.end_s
+        start_of_step.setdefault((piece.task, piece.step), piece.start_s)
+        ready_s[piece.task, piece.step + 1] = piece.end_s
     for move in outcome.moves:
-        ready[move.task, move.step] = move.end_s
-    for (task, step), start_s in starts.items():
+        ready_s[move.task, move.step] = move.end_s
+    for (task, step), start_s in start_of_step.items():
         waited_for = max((outcome.finish_s[m] for m in np.flatnonzero(tables.waits[task])), default=0.0)
-        delays[task, step] = max(0.0, start_s - ready.get((task, step), waited_for))
-    return delays
+        delays_s[task, step] = max(0.0, start_s - ready_s.get((task, step), waited_for))
+    return delays_s
 
 
 def _units_array(problem: Problem, schedule: Schedule) -> Ints:

@@ -4,8 +4,8 @@
 
 The SoC goes from event to event: the end of a move or of a step, or a planned start. Between two events every running
 step progresses at 1/slow-down, which depends on its own demand and on the sum of the others' demands; so time needs no
-fixed steps, and nothing is rounded except floats. Events closer than ``SAME`` count as one, and a start that is planned
-within ``NEARLY`` of an event happens at that event, because plans contain rounding errors of their planner.
+fixed steps, and nothing is rounded except floats. Events closer than ``SAME_EVENT`` count as one, and a start that is
+planned within ``SAME_START`` of an event happens at that event, because plans contain rounding errors of their planner.
 
 A submitted step moves to its unit at once. After the move and after its planned start it waits in the queue of its
 unit, which is served in order of arrival, and at equal arrivals in the order of the tasks. After its last step a task
@@ -33,9 +33,9 @@ TICKS_PER_S = 10**15
 """The engine counts in whole femtoseconds; within this module times are seconds."""
 NEVER = 1 << 100
 """A tick after the end of all runs."""
-SAME = 1e-12
+SAME_EVENT = 1e-12
 """Events count as one if they differ by less than this share of the time."""
-NEARLY = 1e-9
+SAME_START = 1e-9
 """A planned start happens at an event that is earlier by less than this share of the time."""
 OUTSIDE = -1
 """Index in place of a unit for the outside, where runs begin and end."""
@@ -51,27 +51,28 @@ def seconds(tick: int) -> float:
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A submitted step: it moves, waits, runs, and perhaps leaves; times are infinite until they are known."""
+    """A submitted step and its times: it moves, waits, runs, and perhaps leaves. Infinite: not known yet."""
 
     candidate: Candidate
     task: int
     step: int
     source: int
+    """The unit that the task comes from; ``OUTSIDE`` in its first step."""
     unit: int
     demand_gb_s: float
     work_s: float
     """Stand-alone seconds that are left to run."""
     planned_s: float
+    """Its planned start; 0: none."""
     submitted_s: float
-    """When it was submitted."""
     until_s: float
-    """When its move or its run ends at the present speeds."""
+    """End of its move or its run at the present speeds."""
     arrived_s: float = inf
-    """When its move to the unit ended."""
+    """End of its move to the unit."""
     queued_s: float = inf
-    """When it entered the queue of its unit."""
+    """Time at which it entered the queue of its unit."""
     started_s: float = inf
-    """When it started to run."""
+    """Start of its run."""
     ended_s: float = inf
     instance: int = -1
     slow_down: float = 1.0
@@ -81,10 +82,10 @@ class SimulatedSoc:
     """A simulated executor: steps take the times of their profile, and longer under contention."""
 
     def __init__(self, problem: Problem, order: Sequence[int] | None = None) -> None:
-        """order: tasks by priority, highest first, for steps that are ready for a unit at once; None: as listed."""
+        """order: tasks by priority, highest first, for steps that become ready at the same time; None: as listed."""
         self._problem, self._tables = problem, problem.tables
-        places = {task: place for place, task in enumerate(order or ())}
-        self._rank = [(places.get(task, len(places)), task) for task in range(len(problem.tasks))]
+        priorities = {task: priority for priority, task in enumerate(order or ())}
+        self._rank = [(priorities.get(task, len(priorities)), task) for task in range(len(problem.tasks))]
         self._free = [list(range(unit.instances)) for unit in problem.soc.units]
         """Per unit, the numbers of its free instances, ascending."""
         self._unit_of_task = [OUTSIDE] * len(problem.tasks)
@@ -96,12 +97,12 @@ class SimulatedSoc:
         self._running: list[_Job] = []
         self._leaving: list[_Job] = []
         self._done: list[Completion] = []
-        self._last: dict[tuple[int, int], int] = {}
+        self._last_piece: dict[tuple[int, int], int] = {}
         """(task, step) -> index of the step's latest piece in ``pieces``."""
         self.pieces: list[RunInterval] = []
         self.moves: list[Transfer] = []
         self.finish_s = [0.0] * len(problem.tasks)
-        """When the latest completed step of each task was complete."""
+        """[task]: time at which its latest completed step was complete."""
 
     def outcome(self, schedule: Schedule) -> Outcome:
         """The outcome of the simulated *schedule*; call it after the engine's loop has ended."""
@@ -120,7 +121,7 @@ class SimulatedSoc:
         return ()
 
     def completions(self) -> list[Completion]:
-        """Return the steps that were completed since the last call."""
+        """Return the steps that were completed since the previous call."""
         done, self._done = self._done, []
         return done
 
@@ -131,7 +132,7 @@ class SimulatedSoc:
         raise AssertionError("a step is never stopped half-way")
 
     def rests(self) -> list[tuple[Candidate, int]]:
-        """Not used: tasks are never refused, so the running ones are not needed."""
+        """Empty: only admission asks for the remaining time of running work, and no task is ever refused."""
         return []
 
     def submit(self, start: Start, batch: object = None) -> None:
@@ -160,8 +161,8 @@ class SimulatedSoc:
         self._advance(to_s)
 
     def _is_due(self, job: _Job) -> bool:
-        """Whether the planned start of *job* has come, within ``NEARLY`` and the rounding to a tick."""
-        return job.planned_s <= self._now_s * (1 + NEARLY) + seconds(1)
+        """Whether the planned start of *job* has come, within ``SAME_START`` and the rounding to a tick."""
+        return job.planned_s <= self._now_s * (1 + SAME_START) + seconds(1)
 
     def _start_queued_steps(self) -> None:
         """Put waiting steps whose planned start has come into the queues of their units, then start what is queued.
@@ -194,16 +195,16 @@ class SimulatedSoc:
             job.until_s = self._now_s + job.work_s * job.slow_down
 
     def _next_event(self, limit_s: float) -> float:
-        """The time of the next end or planned start, at most *limit_s*; infinite if there is none and no limit."""
+        """The time of the next event (an end or a planned start), at most *limit_s*; infinite if there is neither."""
         ends = (job.until_s for job in chain(self._moving, self._running, self._leaving))
-        natural_s = min(ends, default=inf)
+        end_s = min(ends, default=inf)
         planned_s = min((job.planned_s for job in self._waiting if not self._is_due(job)), default=inf)
         stop_s = min(planned_s, limit_s)
-        return natural_s if natural_s <= stop_s * (1 + NEARLY) + seconds(1) else stop_s
+        return end_s if end_s <= stop_s * (1 + SAME_START) + seconds(1) else stop_s
 
     def _advance(self, to_s: float) -> None:
         """Set the time to *to_s*, and end the moves and steps that end then."""
-        length_s, edge_s = to_s - self._now_s, to_s + SAME * to_s
+        length_s, edge_s = to_s - self._now_s, to_s + SAME_EVENT * to_s
         for job in self._running:
             self._record(job, to_s)
             job.work_s -= length_s / job.slow_down
@@ -216,14 +217,14 @@ class SimulatedSoc:
         """Record that *job* runs until *to_s*: extend its latest piece, or add one if the slow-down has changed."""
         key = job.task, job.step
         piece = RunInterval(job.task, job.step, job.unit, job.instance, self._now_s, to_s, job.slow_down)
-        if key in self._last:
-            before = self.pieces[self._last[key]]
+        if key in self._last_piece:
+            latest = self.pieces[self._last_piece[key]]
             if to_s == self._now_s:
                 return
-            if before.slow_down == job.slow_down:
-                self.pieces[self._last[key]] = before._replace(end_s=to_s)
+            if latest.slow_down == job.slow_down:
+                self.pieces[self._last_piece[key]] = latest._replace(end_s=to_s)
                 return
-        self._last[key] = len(self.pieces)
+        self._last_piece[key] = len(self.pieces)
         self.pieces.append(piece)
 
     def _arrive(self, job: _Job) -> None:
@@ -237,11 +238,11 @@ class SimulatedSoc:
         """Free the instance of a step that has run; complete the step, unless its task must first leave the SoC."""
         insort(self._free[job.unit], job.instance)
         job.ended_s = self._now_s
-        out_s = float(self._tables.leave[job.task, job.unit])
-        if job.step + 1 < self._tables.steps[job.task] or not out_s:
+        leave_s = float(self._tables.leave[job.task, job.unit])
+        if job.step + 1 < self._tables.steps[job.task] or not leave_s:
             self._complete(job)
             return
-        job.until_s = self._now_s + out_s
+        job.until_s = self._now_s + leave_s
         self._leaving.append(job)
 
     def _leave(self, job: _Job) -> None:
@@ -262,15 +263,15 @@ def _by_start(entry: RunInterval | Transfer) -> tuple[float, int, int]:
 
 def _end_jobs(jobs: list[_Job], edge_s: float, on_end: Callable[[_Job], None]) -> list[_Job]:
     """Call *on_end* for each of *jobs* that ends at *edge_s* or before; return the others."""
-    kept = [job for job in jobs if job.until_s > edge_s]
+    not_ended = [job for job in jobs if job.until_s > edge_s]
     for job in jobs:
         if job.until_s <= edge_s:
             on_end(job)
-    return kept
+    return not_ended
 
 
 class Chains:
-    """The engine's source: it offers the next step of every task that may begin.
+    """The engine's source of work: it offers the next step of every task that may begin.
 
     A step is offered on every unit that may run it and from which the rest of the task can be run.
     """
@@ -340,13 +341,13 @@ class Chains:
 def _usable_units(problem: Problem, task: int) -> list[list[bool]]:
     """[step][unit]: whether the unit may run the step of *task*, and allowed moves lead from it to the task's end."""
     tables, units = problem.tables, range(len(problem.units))
-    usable = [[True for _ in units]]  # backwards: the end of the task first, then its last step
+    usable = [[True for _ in units]]  # built backwards: the end of the task first, then its last step
     for step in reversed(range(int(tables.steps[task]))):
-        last = len(usable) == 1
+        is_last = len(usable) == 1
         usable.append(
             [
                 isfinite(tables.time[task, step, unit])
-                and (last or any(usable[-1][to] and isfinite(tables.move[task, step + 1, unit, to]) for to in units))
+                and (is_last or any(usable[-1][to] and isfinite(tables.move[task, step + 1, unit, to]) for to in units))
                 for unit in units
             ]
         )
@@ -397,11 +398,11 @@ def check_schedule(problem: Problem, schedule: Schedule) -> None:
             _check_starts(problem, task, starts_s)
 
 
-def _check_lengths(problem: Problem, what: str, given: Sequence[Sequence[object]]) -> None:
-    """Refuse *given* ([task][step], called *what* in messages) if its lengths are not those of the problem."""
-    if len(given) != len(problem.tasks):
-        raise WorkloadError(f"the schedule has {what} for {len(given)} tasks; there are {len(problem.tasks)}")
-    for task, steps, row in zip(problem.tasks, problem.tables.steps, given, strict=True):
+def _check_lengths(problem: Problem, what: str, values: Sequence[Sequence[object]]) -> None:
+    """Refuse *values* (by [task][step], called *what* in messages) unless there is one per step of the problem."""
+    if len(values) != len(problem.tasks):
+        raise WorkloadError(f"the schedule has {what} for {len(values)} tasks; there are {len(problem.tasks)}")
+    for task, steps, row in zip(problem.tasks, problem.tables.steps, values, strict=True):
         if len(row) != steps:
             raise WorkloadError(f"{task.name}: the schedule has {len(row)} {what}; the task has {steps} steps")
 

@@ -28,31 +28,31 @@ from weft_map.simulator import simulate
 TINY = 1e-9
 """Improvements by a smaller share do not count."""
 NAIVE = ("gpu-only", "per-unit")
-"""Baselines that are computed at once; they are judged first."""
+"""Baselines that take hardly any time; they are judged first."""
 BETWEEN_DIVES = 50_000
 """States to expand before the first wider dive; then twice as many, and so on."""
 SLOW = ("contention-blind",)
 """Baselines that search themselves; they are judged last."""
-TIES = 2000
+TIE_STATES = 2000
 """States to expand for a schedule of the same latency with more throughput."""
 CP_SAT_S = 10.0
 """Time limit of CP-SAT in seconds."""
 TINIEST, SMALL, CHUNK = 64, 1000, 500
-"""States to expand before the baselines are judged; before the linear programme is solved; between two checks of the
-time limit."""
+"""Numbers of states to expand: before the baselines are judged; before the linear programme for prices is solved; and
+between two checks of the time limit."""
 FIRST_WIDTH, NEXT_WIDTH, WIDEST = 24, 64, 4096
-"""Width of a dive before the linear programme, the first dive's after it, and the largest width."""
-CLASS = (
+"""Widths of dives (beam searches, ``Search.dive``): before the linear programme, right after it, and the largest."""
+CLASS = (  # the schedules that a proof is about, for the certificate
     "event-aligned: a task moves on as soon as a step has ended; a step whose data is there starts at once or when "
     "some step or move ends"
 )
-DOMINANCE = (
+DOMINANCE = (  # an assumption of a proof, for the certificate
     "of two states in the same phases, one that is nowhere later is never worse (true where a step may start at any "
     "time; for event-aligned schedules it fails now and then, by little)"
 )
-RECHECK = 30_000
-"""States that the second search, without the dominance assumption, may expand unless ``Options.strict`` is set: about
-a fifth of a second."""
+RECHECK_STATES = 30_000
+"""States that the second search, without the dominance assumption, may expand unless ``Options.strict`` is set; they
+take about a fifth of a second."""
 
 
 class Improvement(NamedTuple):
@@ -95,7 +95,7 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """How far the value may be from the best of the class, as a share of the bound; 0 if it is proved the best.
+        """Largest distance of the value from the best of the class, as a share of the bound; 0 if it is proved best.
 
         A proved schedule that was chosen among ties for its throughput may be worse than the best by ``Options.ties``.
         """
@@ -170,7 +170,7 @@ def solve(
 
 @cache
 def load_kernels() -> None:
-    """Compile the kernels, or load them from numba's cache, by solving a tiny problem; no search is charged for it."""
+    """Compile the kernels, or load them from numba's cache, by solving a tiny problem, before any time limit runs."""
     group = Group("any", {unit: UnitCost(1e-3, 1.0) for unit in ("a", "b")})
     soc = Soc(name="any", bandwidth_gb_s=1.0, units=(Unit(name="a"), Unit(name="b")))
     run = _SolverRun(Problem(soc, (Task("one", (group,)), Task("other", (group,)))), Options(), None)
@@ -200,8 +200,8 @@ class _SolverRun:
         self._value = np.inf
         """Value of the best schedule so far; the throughput is negated, here and in the bounds."""
         self._schedule: Schedule | None = None
-        self._bound = self._floor = -np.inf
-        """The lower bound now; and that of CP-SAT, which holds for all schedules."""
+        self._bound = self._cp_sat_bound = -np.inf
+        """The lower bound of the search so far; and that of CP-SAT, which holds for schedules of any kind."""
         self._price_sets: list[PriceSet] = []
         self._improvements: list[Improvement] = []
         self._proposed: dict[Schedule, tuple[float, ...]] = {}
@@ -212,12 +212,12 @@ class _SolverRun:
         self._make_search(simple_sets(self._problem.tables), strict=True).dive(1)
 
     def run(self) -> Solution:
-        """Judge baselines and search in growing steps: a tiny search, a small proof, then the large proof."""
+        """Search and judge baselines in turn, cheap work first: a tiny search, a small proof, then the large proof."""
         search = self._make_search(simple_sets(self._problem.tables), strict=True)
         self._expand(search, TINIEST)
-        first_s = self._seconds if search.proved else None
+        first_proof_s = self._seconds if search.proved else None
         baselines = self._judge(NAIVE)
-        verdict = self._small_proof(search, first_s)
+        verdict = self._small_proof(search, first_proof_s)
         baselines |= self._judge(name for name in BASELINES if name not in {*NAIVE, *SLOW})
         if self._options.cp_sat:
             self._run_cp_sat()
@@ -233,12 +233,12 @@ class _SolverRun:
                 else f"no schedule within the limits was found in {self._options.time_limit_s:g} s; allow more time"
             )
         outcome = self._simulate_best(self._most_throughput_of_ties(self._schedule))
-        judged = {name: simulate(self._problem, schedule) for name, schedule in baselines.items()}
+        baseline_outcomes = {name: simulate(self._problem, schedule) for name, schedule in baselines.items()}
         within = [name for name, schedule in baselines.items() if self._keeps_limits(schedule)]
-        idling = idle_freely(outcome, self._options.objective)
-        idled = simulate(self._problem, idling) if idling != outcome.schedule else None
+        idling_schedule = idle_freely(outcome, self._options.objective)
+        idled = simulate(self._problem, idling_schedule) if idling_schedule != outcome.schedule else None
         certificate = self._certificate(verdict, outcome)
-        return Solution(outcome, judged, tuple(within), tuple(self._improvements), certificate, idled)
+        return Solution(outcome, baseline_outcomes, tuple(within), tuple(self._improvements), certificate, idled)
 
     def _simulate_best(self, schedule: Schedule) -> Outcome:
         """Simulate *schedule* and return its outcome, or that of a better proposal.
@@ -249,24 +249,23 @@ class _SolverRun:
         outcome = simulate(self._problem, schedule)
         if outcome.value(self._options.objective) <= self._value + (1e-6 + self._options.ties) * abs(self._value):
             return outcome
-        others = [simulate(self._problem, proposal) for proposal in self._proposed]
-        return min([outcome, *others], key=lambda other: other.value(self._options.objective))
+        outcomes = [simulate(self._problem, proposal) for proposal in self._proposed]
+        return min([outcome, *outcomes], key=lambda candidate: candidate.value(self._options.objective))
 
-    def _small_proof(self, search: Search, first_s: float | None) -> _Verdict | None:
+    def _small_proof(self, search: Search, first_proof_s: float | None) -> _Verdict | None:
         """Dive for a first good schedule, then try to prove a small problem with the simple prices of *search*.
 
-        first_s: when *search* was proved already, in seconds; None: not yet. Returns None if ``SMALL`` states are not
-        enough.
+        first_proof_s: when *search* completed its proof; None: not yet. Returns None if ``SMALL`` states are too few.
         """
-        if first_s is None:
+        if first_proof_s is None:
             search.beat(self._value)
             self._dive(search, FIRST_WIDTH)
             self._prove(search, SMALL)
             if not search.proved:
                 return None
-            first_s = self._seconds
+            first_proof_s = self._seconds
         root_bound = self._make_search(self._all_price_sets()).bound
-        return _Verdict(search.expanded, "proof", "", self._value, root_bound, first_s)
+        return _Verdict(search.expanded, "proof", "", self._value, root_bound, first_proof_s)
 
     def _large_proof(self) -> _Verdict:
         """Prove the best event-aligned schedule under the dominance assumption, then try to prove it without."""
@@ -277,17 +276,17 @@ class _SolverRun:
         ended = self._prove(search, MOST_STATES)
         if not search.proved:
             return _Verdict(search.expanded, ended, DOMINANCE, search.bound, root_bound)
-        first_s, value = self._seconds, self._value
+        first_proof_s, value = self._seconds, self._value
         strict_search = self._make_search(sets, strict=True)
-        self._prove(strict_search, MOST_STATES if self._options.strict else RECHECK)
+        self._prove(strict_search, MOST_STATES if self._options.strict else RECHECK_STATES)
         if self._value < value:  # better than the proved best: the assumption does not hold for this problem
             ended = self._prove(strict_search, MOST_STATES)
         states = search.expanded + strict_search.expanded
         if strict_search.proved:
-            return _Verdict(states, "proof", "", self._value, root_bound, first_s)
+            return _Verdict(states, "proof", "", self._value, root_bound, first_proof_s)
         if self._value < value:
             return _Verdict(states, ended, "", strict_search.bound, root_bound)
-        return _Verdict(states, "proof", DOMINANCE, self._value, root_bound, first_s)
+        return _Verdict(states, "proof", DOMINANCE, self._value, root_bound, first_proof_s)
 
     def _most_throughput_of_ties(self, schedule: Schedule) -> Schedule:
         """Return the schedule of most throughput among those whose latency is as good as that of *schedule*.
@@ -297,28 +296,28 @@ class _SolverRun:
         if self._options.objective != "latency" or len(self._problem.tasks) == 1:
             return schedule
         deadline_s = self._value * (1 + self._options.ties)
-        in_time = {tied: ended for tied, ended in self._proposed.items() if max(ended) <= deadline_s}
-        in_time[schedule] = simulate(self._problem, schedule).finish_s
-        sums = {tied: worth(self._problem, ended, "throughput") for tied, ended in in_time.items()}
-        best = min(sums, key=lambda tied: sums[tied])
+        ends_of_tied = {tied: ends for tied, ends in self._proposed.items() if max(ends) <= deadline_s}
+        ends_of_tied[schedule] = simulate(self._problem, schedule).finish_s
+        negated_throughputs = {tied: worth(self._problem, ends, "throughput") for tied, ends in ends_of_tied.items()}
+        best = min(negated_throughputs, key=lambda tied: negated_throughputs[tied])
         if self._seconds > self._options.time_limit_s:
             return best
         bound_rules = rules(self._problem, "throughput", self._options.limits, strict=False, deadline_s=deadline_s)
         prices = priced(self._problem.tables, self._all_price_sets(), bound_rules.switches)
-        search = Search(self._problem, bound_rules, prices, sums[best])
+        search = Search(self._problem, bound_rules, prices, negated_throughputs[best])
         search.dive(FIRST_WIDTH)
-        search.expand(TIES)
+        search.expand(TIE_STATES)
         return search.schedule or best
 
     def _run_cp_sat(self) -> None:
         """Take CP-SAT's schedule as a proposal, and its bound as a lower bound for every schedule."""
-        limits, limit_s = self._options.limits, min(CP_SAT_S, self._options.time_limit_s)
-        blind = contention_free(
-            self._problem, self._options.objective, time_limit_s=limit_s, max_switches=limits.max_switches,
+        limits, time_limit_s = self._options.limits, min(CP_SAT_S, self._options.time_limit_s)
+        result = contention_free(
+            self._problem, self._options.objective, time_limit_s=time_limit_s, max_switches=limits.max_switches,
             seed=self._options.seed,
         )  # fmt: skip
-        self._floor = blind.bound_s
-        self._propose(blind.schedule)
+        self._cp_sat_bound = result.bound_s
+        self._propose(result.schedule)
 
     def _all_price_sets(self) -> list[PriceSet]:
         """The price sets of the linear programme and the simple ones, computed at the first call."""
@@ -338,11 +337,11 @@ class _SolverRun:
 
     def _propose(self, schedule: Schedule) -> float:
         """Return the value of *schedule*; if it keeps the limits and is the best so far, it becomes the solution."""
-        ended = ends_s(self._problem, schedule)
-        value = worth(self._problem, ended, self._options.objective)
+        ends = ends_s(self._problem, schedule)
+        value = worth(self._problem, ends, self._options.objective)
         if self._keeps_limits(schedule):
-            self._proposed[schedule] = ended
-            self._offer(value, schedule)
+            self._proposed[schedule] = ends
+            self._take_if_better(value, schedule)
         return value
 
     def _keeps_limits(self, schedule: Schedule) -> bool:
@@ -353,16 +352,16 @@ class _SolverRun:
         bound_rules = rules(self._problem, self._options.objective, self._options.limits, strict=strict)
         prices = priced(self._problem.tables, sets, bound_rules.switches)
         search = Search(self._problem, bound_rules, prices, self._value)
-        self._bound = max(self._floor, search.bound)
+        self._bound = max(self._cp_sat_bound, search.bound)
         return search
 
     def _dive(self, search: Search, width: int, rng: np.random.Generator | None = None) -> None:
         """Dive as ``Search.dive`` does, and publish an improvement."""
         if search.dive(width, rng) and search.schedule:
-            self._offer(search.best, search.schedule)
+            self._take_if_better(search.best, search.schedule)
 
-    def _prove(self, search: Search, most: int) -> str:
-        """Expand states until the proof is complete or *most* states were expanded; return why it ended.
+    def _prove(self, search: Search, max_states: int) -> str:
+        """Expand states until the proof is complete or *max_states* states were expanded; return why it ended.
 
         During a long proof, ever wider dives look for better schedules, at ever longer intervals.
         """
@@ -371,7 +370,7 @@ class _SolverRun:
         while not search.proved:
             if self._seconds > self._options.time_limit_s:
                 return "time limit"
-            if search.full or search.expanded >= most:
+            if search.full or search.expanded >= max_states:
                 return "memory"
             if search.expanded > next_dive:
                 self._dive(search, width, rng)
@@ -382,7 +381,7 @@ class _SolverRun:
     def _expand(self, search: Search, steps: int) -> None:
         """Expand up to *steps* states, publish an improvement, and raise the bound."""
         if search.expand(steps) and search.schedule:
-            self._offer(search.best, search.schedule)
+            self._take_if_better(search.best, search.schedule)
         self._bound = max(self._bound, search.bound)
 
     @property
@@ -390,7 +389,7 @@ class _SolverRun:
         """Seconds since this run began."""
         return perf_counter() - self._began
 
-    def _offer(self, value: float, schedule: Schedule) -> None:
+    def _take_if_better(self, value: float, schedule: Schedule) -> None:
         """Make *schedule* the solution and publish it, if its *value* is better than the best so far."""
         if not value < self._value - TINY * abs(value):
             return
@@ -405,12 +404,15 @@ class _SolverRun:
         """The certificate of *outcome*; its value may be worse than the verdict's bound by rounding and ties only."""
         sign = -1 if self._options.objective == "throughput" else 1
         value = outcome.value(self._options.objective)
-        claimed = verdict.bound + (TINY + self._options.ties) * abs(verdict.bound)
-        proved = verdict.first_proof_s is not None and verdict.bound - TINY * abs(verdict.bound) <= value <= claimed
-        any_idling_bound = max(verdict.any_idling_bound, self._floor)
+        worst_proved_value = verdict.bound + (TINY + self._options.ties) * abs(verdict.bound)
+        proved = (
+            verdict.first_proof_s is not None
+            and verdict.bound - TINY * abs(verdict.bound) <= value <= worst_proved_value
+        )
+        any_idling_bound = max(verdict.any_idling_bound, self._cp_sat_bound)
         # A proof that does not fit the simulated value is not claimed; then only the bound for all schedules is left.
-        trusted = proved or verdict.first_proof_s is None
-        bound = max(any_idling_bound, verdict.bound) if trusted else any_idling_bound
+        bound_is_trusted = proved or verdict.first_proof_s is None
+        bound = max(any_idling_bound, verdict.bound) if bound_is_trusted else any_idling_bound
         return Certificate(
             objective=self._options.objective,
             schedules=CLASS,

@@ -41,15 +41,15 @@ Demands = Mapping[str, Mapping[str, float]]
 
 MAX_RUNS = 10**12  # cap on a file's count of runs, which times are divided by
 
-_REFORMAT = re.compile(r"^(Reformatting CopyNode|reformat)", re.IGNORECASE)
-_ADDED = re.compile(
+_REFORMAT = re.compile(r"^(Reformatting CopyNode|reformat)", re.IGNORECASE)  # copies into another data format
+_ADDED_KERNEL = re.compile(
     r"^(\(Unnamed Layer\* \d+\) \[(Shuffle|Constant|Identity|Cast)\]|ONNXTRT_|\[\w+|"
     r"(copied_)?(reshape|squeeze|unsqueeze|shuffle|transpose)_(before|after|between)_)|( copy| reformatter \d+)$"
 )
 """Kernels that TensorRT adds to a network: copies and changes of shape."""
-_BLOB = "ForeignNode["
-"""In the name of a kernel that runs many layers at once, as the DLA does."""
-_JOINTS = re.compile(r"\s\+\s|\s\|\|\s|,\s|PWN\(|[()]")
+_MERGED_LAYERS = "ForeignNode["
+"""In the name of a kernel that runs many layers as one, as on the DLA."""
+_SEPARATORS = re.compile(r"\s\+\s|\s\|\|\s|,\s|PWN\(|[()]")
 """Separators between the names of layers that run as one kernel."""
 
 
@@ -65,7 +65,7 @@ class KernelEntry:
 
 @dataclass(frozen=True, slots=True)
 class _PlacedKernel:
-    """A kernel of a unit, with the range of places (see ``_Line``) that it covers, *last* included."""
+    """A kernel of a unit, with the range of places (see ``_Alignment``) that it covers, *last* included."""
 
     unit: str
     entry: KernelEntry
@@ -94,10 +94,10 @@ def read_trtexec(
         if unit not in units:
             raise ProfileError(f"{soc.name}: {unknown_name('unit', unit, units)}")
     entries = {unit: read_entries(path) for unit, path in files.items()}
-    line = _Line.of(model, next(iter(entries.values())))
-    placed = _place_kernels(entries, line, files)
+    alignment = _Alignment.of(model, next(iter(entries.values())))
+    placed = _place_kernels(entries, alignment, files)
     try:
-        profile = _profile(placed, line, model, soc, demands or {})
+        profile = _profile(placed, alignment, model, soc, demands or {})
     except ValidationError as error:
         raise ProfileError(f"{', '.join(map(str, files.values()))}: {first_problem(error)}") from error
     return profile if max_groups is None else merge_groups(profile, max_groups)
@@ -147,7 +147,7 @@ def _parse_kernel(row: Any, where: str, runs: int) -> tuple[str, float]:
     if not isinstance(name, str) or not name:
         raise ProfileError(f"{where} has no name: {shortened(repr(row))}")
     shown = shortened(repr(name))
-    if _BLOB in name and not _REFORMAT.match(name):
+    if _MERGED_LAYERS in name and not _REFORMAT.match(name):
         raise ProfileError(
             f"{where}, {shown}, is one blob of many layers (all that the DLA runs in a row), so their times are not "
             "known; profile the layers one by one, or the network cut after each group and take differences, and "
@@ -156,27 +156,27 @@ def _parse_kernel(row: Any, where: str, runs: int) -> tuple[str, float]:
     for key, divisor in (("averageMs", 1), ("medianMs", 1), ("timeMs", runs)):
         if key in row:
             value = row[key]
-            if isinstance(value, bool) or not isinstance(value, int | float) or not _sane(value):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not _is_plausible(value):
                 raise ProfileError(f"{where}, {shown}: {key} = {shortened(repr(value))} is not a time")
             return name, value / divisor * 1e-3
     raise ProfileError(f"{where}, {shown}: has neither averageMs nor medianMs nor timeMs")
 
 
-def _sane(value: float) -> bool:
+def _is_plausible(value: float) -> bool:
     return 0 <= value <= 1e9 and isfinite(value)
 
 
 def _layers(name: str) -> frozenset[str]:
     """The names of the layers that a kernel's name joins, and that name itself."""
-    return frozenset(filter(None, (part.strip() for part in _JOINTS.split(name)))) | {name}
+    return frozenset(filter(None, (part.strip() for part in _SEPARATORS.split(name)))) | {name}
 
 
-# Side by side
+# Alignment of all files
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """The common sequence of places on which the kernels of all units are aligned, in the order of the model.
+class _Alignment:
+    """The common sequence of places to which the kernels of all units are assigned, in the order of the model.
 
     A place is a group of the model, or a kernel of the first file if only the model's name is known.
     """
@@ -184,11 +184,13 @@ class _Line:
     places: Mapping[str, int]
     """Name of a layer -> its place."""
     count: int
+    """The number of places."""
     groups: tuple[LayerGroup, ...]
     """The model's group at each place; empty if only its name is known."""
 
     @classmethod
-    def of(cls, model: Model | str, entries: Sequence[KernelEntry]) -> _Line:
+    def of(cls, model: Model | str, entries: Sequence[KernelEntry]) -> _Alignment:
+        """The places of *model*'s groups, or those of *entries* (the first file) if *model* is only a name."""
         if isinstance(model, Model):
             groups = group_layers(model)
             places = {node: place for place, group in enumerate(groups) for node in group.nodes}
@@ -202,62 +204,66 @@ class _Line:
 
 
 def _place_kernels(
-    entries: Mapping[str, Sequence[KernelEntry]], line: _Line, files: Mapping[str, str | Path]
+    entries: Mapping[str, Sequence[KernelEntry]], alignment: _Alignment, files: Mapping[str, str | Path]
 ) -> list[_PlacedKernel]:
-    """Find the places of every kernel by the names of its layers; *files* is for messages."""
+    """Assign places to every kernel by the names of its layers; *files* (unit -> path) is for messages."""
     placed: list[_PlacedKernel] = []
     for unit, kernels_of_unit in entries.items():
-        known = [[line.places[name] for name in entry.layers if name in line.places] for entry in kernels_of_unit]
-        last = next((min(places) for places in known if places), None)
+        places_of_kernels = [
+            [alignment.places[name] for name in entry.layers if name in alignment.places] for entry in kernels_of_unit
+        ]
+        last = next((min(places) for places in places_of_kernels if places), None)
         if last is None:
             count, example = len(kernels_of_unit), shortened(repr(kernels_of_unit[0].name))
             raise ProfileError(
                 f"{files[unit]}: none of its {count} kernels ({example}, ...) has a name that "
                 "lays it beside the others; profile the same network with the same names on every unit"
             )
-        if line.groups:
-            _check_known(kernels_of_unit, known, files[unit])
-        for entry, places in zip(kernels_of_unit, known, strict=True):
+        if alignment.groups:
+            _check_known(kernels_of_unit, places_of_kernels, files[unit])
+        for entry, places in zip(kernels_of_unit, places_of_kernels, strict=True):
             # A kernel without a known layer (a copy, a shuffle) gets the last place of the kernel before it.
             first, last = (min(places), max(places)) if places else (last, last)
             placed.append(_PlacedKernel(unit, entry, first, last))
     return placed
 
 
-def _check_known(entries: Sequence[KernelEntry], known: Sequence[Sequence[int]], path: str | Path) -> None:
+def _check_known(entries: Sequence[KernelEntry], places_of_kernels: Sequence[Sequence[int]], path: str | Path) -> None:
     """Refuse the profile of another network: one with kernels named after none of the model's nodes.
 
-    known: the places of each kernel in *entries*. Kernels that TensorRT adds by itself are allowed.
+    places_of_kernels: the places of each kernel in *entries*. Kernels that TensorRT adds by itself are allowed.
     """
-    strange = [
-        entry for entry, places in zip(entries, known, strict=True) if not places and not _ADDED.search(entry.name)
+    unknown = [
+        entry
+        for entry, places in zip(entries, places_of_kernels, strict=True)
+        if not places and not _ADDED_KERNEL.search(entry.name)
     ]
-    if strange:
-        unmatched_s, total_s = (sum(entry.time_s for entry in chosen) for chosen in (strange, entries))
+    if unknown:
+        unmatched_s, total_s = (sum(entry.time_s for entry in some) for some in (unknown, entries))
         raise ProfileError(
-            f"{path}: no node of the model is named as {shortened(repr(strange[0].name))} is; {len(strange)} of "
+            f"{path}: no node of the model is named as {shortened(repr(unknown[0].name))} is; {len(unknown)} of "
             f"{len(entries)} kernels and {unmatched_s * 1e3:.3f} of {total_s * 1e3:.3f} ms match none; give the .onnx "
             "file that was profiled, or a bare name as --model"
         )
 
 
 def _profile(
-    placed: Sequence[_PlacedKernel], line: _Line, model: Model | str, soc: Soc, demands: Demands
+    placed: Sequence[_PlacedKernel], alignment: _Alignment, model: Model | str, soc: Soc, demands: Demands
 ) -> SocProfile:
-    """Make one group per span of places that no kernel crosses, with the kernels inside."""
-    spans = _spans(placed, line.count)
+    """Make the profile: one group per span of places (``_spans``), with the kernels inside."""
+    spans = _spans(placed, alignment.count)
     kernels_of_span: list[list[_PlacedKernel]] = [[] for _ in spans]
     span_of_place = {place: number for number, (begin, end) in enumerate(spans) for place in range(begin, end)}
     for kernel in placed:
         kernels_of_span[span_of_place[kernel.first]].append(kernel)
-    maker = _GroupMaker.of(placed, line, soc, demands)
+    maker = _GroupMaker.of(placed, alignment, soc, demands)
     groups = [
-        maker.group(inside, line.groups[begin:end])
+        maker.group(inside, alignment.groups[begin:end])
         for inside, (begin, end) in zip(kernels_of_span, spans, strict=True)
         if inside
     ]
     titles = distinct([group.name for group in groups])
-    moves = "transition_us and the bytes that cross" if line.groups else "transition_us alone"
+    moves = "transition_us and the bytes that cross" if alignment.groups else "transition_us alone"
     return SocProfile(
         model=readable(model.name if isinstance(model, Model) else model),
         soc=soc.name,
@@ -269,7 +275,7 @@ def _profile(
 
 def _spans(placed: Sequence[_PlacedKernel], count: int) -> list[tuple[int, int]]:
     """The shortest ranges of places [begin, end) such that no kernel covers places of two ranges."""
-    reach = list(range(count))
+    reach = list(range(count))  # [place]: the last place of any kernel that begins there
     for kernel in placed:
         reach[kernel.first] = max(reach[kernel.first], kernel.last)
     spans, begin, furthest = [], 0, 0
@@ -285,33 +291,34 @@ def _spans(placed: Sequence[_PlacedKernel], count: int) -> list[tuple[int, int]]
 class _GroupMaker:
     """Makes the groups of the profile: which units can run a group, and at what cost."""
 
-    names: Mapping[str, frozenset[str]]
-    """Unit -> every layer in its file."""
-    line: _Line
+    layers_of_unit: Mapping[str, frozenset[str]]
+    """Unit -> names of all layers in its file."""
+    alignment: _Alignment
     soc: Soc
     demands: Demands
 
     @classmethod
-    def of(cls, placed: Sequence[_PlacedKernel], line: _Line, soc: Soc, demands: Demands) -> _GroupMaker:
-        names: dict[str, set[str]] = {}
+    def of(cls, placed: Sequence[_PlacedKernel], alignment: _Alignment, soc: Soc, demands: Demands) -> _GroupMaker:
+        """Collect the layers of each unit, and warn of units whose demands are unknown."""
+        layers_of_unit: dict[str, set[str]] = {}
         for kernel in placed:
-            names.setdefault(kernel.unit, set()).update(kernel.entry.layers)
-        maker = cls({unit: frozenset(layers) for unit, layers in names.items()}, line, soc, demands)
-        for unit in names:
-            if unit not in demands and not line.groups:
+            layers_of_unit.setdefault(kernel.unit, set()).update(kernel.entry.layers)
+        maker = cls({unit: frozenset(layers) for unit, layers in layers_of_unit.items()}, alignment, soc, demands)
+        for unit in layers_of_unit:
+            if unit not in demands and not alignment.groups:
                 logger.warning("no demands are given for %s; they are taken as 0, so nothing there slows down", unit)
         return maker
 
     def describe_demands(self) -> str:
         """Say for the profile's ``source`` where the demands of each unit come from."""
-        given = [unit for unit in self.names if unit in self.demands]
-        missing = [unit for unit in self.names if unit not in self.demands]
-        parts = [f"given for {', '.join(given)}"] if given else []
+        given = [unit for unit in self.layers_of_unit if unit in self.demands]
+        missing = [unit for unit in self.layers_of_unit if unit not in self.demands]
+        texts = [f"given for {', '.join(given)}"] if given else []
         if missing:
-            parts.append(
-                ("the model's bytes over the time" if self.line.groups else "0") + f" for {', '.join(missing)}"
+            texts.append(
+                ("the model's bytes over the time" if self.alignment.groups else "0") + f" for {', '.join(missing)}"
             )
-        return ", ".join(parts)
+        return ", ".join(texts)
 
     def group(self, inside: Sequence[_PlacedKernel], layers: Sequence[LayerGroup]) -> ProfileGroup:
         """Make the group of the kernels *inside* a span of places; *layers*: the model's groups there, if known."""
@@ -329,11 +336,12 @@ class _GroupMaker:
 
     def _able_units(self, inside: Sequence[_PlacedKernel]) -> list[str]:
         """The units that can run the whole group: those whose file has a layer of every kernel *inside*."""
-        known = [kernel for kernel in inside if not kernel.entry.layers.isdisjoint(self.line.places)]
-        present = [unit for unit in self.names if any(kernel.unit == unit for kernel in inside)]
-        able = [u for u in present if all(not kernel.entry.layers.isdisjoint(self.names[u]) for kernel in known)]
+        known_kernels = [kernel for kernel in inside if not kernel.entry.layers.isdisjoint(self.alignment.places)]
+        present = [unit for unit in self.layers_of_unit if any(kernel.unit == unit for kernel in inside)]
+        layers_of = self.layers_of_unit
+        able = [u for u in present if all(kernel.entry.layers & layers_of[u] for kernel in known_kernels)]
         # If every unit lacks some kernel, the unit with the most kernels is taken to run the whole group.
-        return able or [max(present, key=lambda unit: sum(kernel.unit == unit for kernel in known))]
+        return able or [max(present, key=lambda unit: sum(kernel.unit == unit for kernel in known_kernels))]
 
     def _demand_gb_s(self, unit: str, entries: Sequence[KernelEntry], layers: Sequence[LayerGroup]) -> float:
         """The mean demand of *entries*, the group's kernels on *unit*: as given, else the model's bytes over the time.
@@ -347,8 +355,8 @@ class _GroupMaker:
         if not time_s:
             return 0.0
         bits = self.soc.element_bits
-        parts = (kernel for group in layers for kernel in kernels(group.layers, batch=1, element_bits=bits))
-        demand_gb_s = sum(kernel.moved_bytes for kernel in parts) / 1e9 / time_s
+        kernels_of_layers = (kernel for group in layers for kernel in kernels(group.layers, batch=1, element_bits=bits))
+        demand_gb_s = sum(kernel.moved_bytes for kernel in kernels_of_layers) / 1e9 / time_s
         if demand_gb_s > peak_gb_s:
             logger.warning(
                 "the bytes of %s in %.3f ms on %s are %.0f GB/s, more than the memory has; taken as %g",
@@ -364,7 +372,7 @@ def _demand_of(entry: KernelEntry, demands: Mapping[str, float], unit: str, peak
         logger.warning("no demand of %s on %s is given; it is taken as 0", shortened(repr(entry.name)), unit)
         return 0.0
     value = demands[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not _sane(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_plausible(value):
         raise ProfileError(f"demand of {shortened(repr(name))} on {unit} = {shortened(repr(value))} is not GB/s")
     if value > peak_gb_s:
         raise ProfileError(

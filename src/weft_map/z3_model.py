@@ -53,11 +53,11 @@ class _Z3Solution(NamedTuple):
 
 
 class _Z3Step(NamedTuple):
-    """The variables of one step."""
+    """The variables of one step in the constraint model; times in ticks."""
 
     task: int
     step: int
-    second: Any
+    on_second: Any
     """Whether it runs on the second unit."""
     start: Any
     end: Any
@@ -136,10 +136,11 @@ class _Z3Model:
         return (self._read(models[-1]) if models else None), proved
 
     def _read(self, model: Any) -> _Z3Solution:
+        """Convert a model of Z3 (an assignment of the variables) to numbers."""
         return _Z3Solution(
             self._seconds(model, self._makespan),
             tuple(
-                tuple(int(self._z3.is_true(model.eval(step.second, model_completion=True))) for step in chain)
+                tuple(int(self._z3.is_true(model.eval(step.on_second, model_completion=True))) for step in chain)
                 for chain in self._chains
             ),
             tuple(tuple(self._seconds(model, step.start) for step in chain) for chain in self._chains),
@@ -154,7 +155,7 @@ class _Z3Model:
     def _by_unit(self, step: _Z3Step, values_s: Sequence[float]) -> Any:
         """values_s[unit the step runs on], in ticks, as an expression; infinite values, of forbidden units, count 0."""
         first, second = (self._ticks(value if isfinite(value) else 0.0) for value in values_s)
-        return self._z3.If(step.second, second, first)
+        return self._z3.If(step.on_second, second, first)
 
     def _add_steps(self, n: int, count: int) -> list[_Z3Step]:
         """Add the *count* steps of task *n*, each after the step before and the move between the two."""
@@ -177,9 +178,9 @@ class _Z3Model:
             return self._by_unit(step, move[-1].tolist())
         for source, target in ((0, 1), (1, 0), (0, 0), (1, 1)):
             if not isfinite(move[source, target]):
-                self._solver.add(z3.Or(before.second != bool(source), step.second != bool(target)))
+                self._solver.add(z3.Or(before.on_second != bool(source), step.on_second != bool(target)))
         from_first, from_second = (self._by_unit(step, move[source].tolist()) for source in (0, 1))
-        return z3.If(before.second, from_second, from_first)
+        return z3.If(before.on_second, from_second, from_first)
 
     def _finish_time(self, last: _Z3Step) -> Any:
         """The end of a task whose last step is *last*, as an expression."""
@@ -199,21 +200,21 @@ class _Z3Model:
 
         Every step may be shorter by one tick because of rounding, hence the slack of a chain's length.
         """
-        least = self._problem.tables.time.min(axis=2)
+        least_s = self._problem.tables.time.min(axis=2)
         for chain in self._chains:
-            rest = 0.0
+            remaining_s = 0.0
             for step in reversed(chain):
-                rest += float(least[step.task, step.step])
-                self._solver.add(self._makespan >= step.start + self._ticks(rest) - len(chain))
+                remaining_s += float(least_s[step.task, step.step])
+                self._solver.add(self._makespan >= step.start + self._ticks(remaining_s) - len(chain))
 
     def _add_unit_loads(self) -> None:
         """Demand that the stand-alone times of all steps on a unit fit in the makespan."""
         times = self._problem.tables.time
         steps = [step for chain in self._chains for step in chain]
         for unit in (0, 1):
-            able = [step for step in steps if isfinite(times[step.task, step.step, unit])]
-            ticks = [(step, self._ticks(float(times[step.task, step.step, unit]))) for step in able]
-            busy = [self._z3.If(step.second == bool(unit), spent, 0) for step, spent in ticks]
+            steps_of_unit = [step for step in steps if isfinite(times[step.task, step.step, unit])]
+            ticks_of_steps = [(step, self._ticks(float(times[step.task, step.step, unit]))) for step in steps_of_unit]
+            busy = [self._z3.If(step.on_second == bool(unit), duration, 0) for step, duration in ticks_of_steps]
             self._solver.add(self._makespan >= self._z3.Sum([self._z3.RealVal(0), *busy]))
 
     def _add_contention(self) -> None:
@@ -222,15 +223,15 @@ class _Z3Model:
         overlaps: dict[
             tuple[int, int], list[tuple[_Z3Step, Any]]
         ] = {}  # (task, step) -> (other step, overlap in ticks)
-        for one, other in self._possible_overlaps():
-            apart = z3.Or(one.end <= other.start, other.end <= one.start)
-            self._solver.add(z3.Or(one.second != other.second, apart))
-            overlap = z3.Real(f"o{one.task}_{one.step}_{other.task}_{other.step}")
+        for left, right in self._possible_overlaps():
+            one_after_other = z3.Or(left.end <= right.start, right.end <= left.start)
+            self._solver.add(z3.Or(left.on_second != right.on_second, one_after_other))
+            overlap = z3.Real(f"o{left.task}_{left.step}_{right.task}_{right.step}")
             # The overlap is the earlier end less the later start, which is the least of the four differences.
-            ways = [overlap >= end - start for end in (one.end, other.end) for start in (one.start, other.start)]
-            self._solver.add(overlap >= 0, z3.Or(ways))
-            overlaps.setdefault(one[:2], []).append((other, overlap))
-            overlaps.setdefault(other[:2], []).append((one, overlap))
+            bounds = [overlap >= end - start for end in (left.end, right.end) for start in (left.start, right.start)]
+            self._solver.add(overlap >= 0, z3.Or(bounds))
+            overlaps.setdefault(left[:2], []).append((right, overlap))
+            overlaps.setdefault(right[:2], []).append((left, overlap))
         for step in (step for chain in self._chains for step in chain):
             for unit in (0, 1):
                 self._add_duration(step, unit, overlaps.get(step[:2], []))
@@ -241,36 +242,37 @@ class _Z3Model:
         A step that overlaps with it is on the other unit, since a unit runs one step at a time.
         """
         tables, z3 = self._problem.tables, self._z3
-        alone_s, own = float(tables.time[step.task, step.step, unit]), float(tables.demand[step.task, step.step, unit])
+        at = step.task, step.step, unit
+        alone_s, demand_gb_s = float(tables.time[at]), float(tables.demand[at])
         if not isfinite(alone_s):
-            self._solver.add(step.second != bool(unit))
+            self._solver.add(step.on_second != bool(unit))
             return
-        parts = [self._ticks(alone_s)]
+        terms = [self._ticks(alone_s)]
         for other, overlap in overlaps:
-            external = float(tables.demand[other.task, other.step, 1 - unit])
-            lost = round(TICKS * (1 - 1 / self._problem.soc.slow_down(unit, own, external)))
-            parts.append(z3.Q(lost, TICKS) * overlap)
-        self._solver.add(z3.Implies(step.second == bool(unit), step.end - step.start >= z3.Sum(parts)))
+            other_demand_gb_s = float(tables.demand[other.task, other.step, 1 - unit])
+            lost_ticks = round(TICKS * (1 - 1 / self._problem.soc.slow_down(unit, demand_gb_s, other_demand_gb_s)))
+            terms.append(z3.Q(lost_ticks, TICKS) * overlap)
+        self._solver.add(z3.Implies(step.on_second == bool(unit), step.end - step.start >= z3.Sum(terms)))
 
     def _possible_overlaps(self) -> Iterator[tuple[_Z3Step, _Z3Step]]:
         """Pairs of steps of different tasks that may run at the same time."""
         for n, m in combinations(range(len(self._chains)), 2):
             if not (self._waits_for(n, m) or self._waits_for(m, n)):
-                yield from ((one, other) for one in self._chains[n] for other in self._chains[m])
+                yield from ((left, right) for left in self._chains[n] for right in self._chains[m])
 
     def _waits_for(self, n: int, m: int) -> bool:
         """Whether task *n* waits for task *m*, directly or through other tasks."""
         waits = self._problem.tables.waits[n]
         return bool(waits[m]) or any(self._waits_for(int(k), m) for k in waits.nonzero()[0])
 
-    def _cap_switches(self, most: int) -> None:
-        """Allow at most *most* switches in each run."""
+    def _cap_switches(self, max_switches: int) -> None:
+        """Allow at most *max_switches* switches in each run."""
         z3 = self._z3
         for task, chain in zip(self._problem.tasks, self._chains, strict=True):
-            for begin in range(0, len(chain), len(task.groups)):
-                run = chain[begin : begin + len(task.groups)]
-                switched = [z3.If(step.second != before.second, 1, 0) for before, step in pairwise(run)]
-                self._solver.add(z3.Sum([z3.IntVal(0), *switched]) <= most)
+            for first in range(0, len(chain), len(task.groups)):
+                run = chain[first : first + len(task.groups)]
+                switched = [z3.If(step.on_second != before.on_second, 1, 0) for before, step in pairwise(run)]
+                self._solver.add(z3.Sum([z3.IntVal(0), *switched]) <= max_switches)
 
 
 CLASS = "a task moves on as soon as a step has ended; a step whose data is there may wait for any length of time"

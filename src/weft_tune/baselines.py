@@ -59,7 +59,7 @@ class ScoredStep(NamedTuple):
     """One scored configuration of a baseline's search."""
 
     step: str
-    """What was tried: ``conv weights``, ``inputs``, ``combined``, ``start``, ``drop`` or ``repair``."""
+    """The step of the search: ``conv weights``, ``inputs``, ``combined``, ``start``, ``drop`` or ``repair``."""
     configuration: Configuration
     score: Score
 
@@ -159,8 +159,8 @@ class Referee:
             return
         fingerprint, find = self._evaluator.fingerprint, self._database.find
         # A stored failure is tried again.
-        new = [one for one in configurations if not isinstance(find(fingerprint, self._subset, one), Score)]
-        for configuration, outcome in zip(new, self._evaluator.evaluate_many(new, self._subset), strict=True):
+        unscored = [c for c in configurations if not isinstance(find(fingerprint, self._subset, c), Score)]
+        for configuration, outcome in zip(unscored, self._evaluator.evaluate_many(unscored, self._subset), strict=True):
             if isinstance(outcome, EvaluationError):
                 raise outcome
             self._database.keep(fingerprint, self._subset, configuration, -math.inf, outcome)
@@ -186,9 +186,9 @@ class WidthGroup(NamedTuple):
 
     def formats(self, bits: int | None) -> dict[str, AnyFormat]:
         """Object -> its format with *bits* bits; float32 if None."""
-        more = self.covering and self.role == "input"
+        extra = self.covering and self.role == "input"  # one integer bit
         return {
-            name: FLOAT32 if bits is None else TwosComplement(bits, bits - integer_length(target, self.role) - more)
+            name: FLOAT32 if bits is None else TwosComplement(bits, bits - integer_length(target, self.role) - extra)
             for target in self.targets
             for name in target.objects(self.role)
         }
@@ -265,8 +265,11 @@ def _combine(groups: Sequence[WidthGroup], ladder: Sequence[int | None], rungs: 
 
 
 def _widen(referee: Referee, groups: Sequence[WidthGroup], ladder: Sequence[int | None], rungs: list[int]) -> list[int]:
-    """Widen one group by one rung: the group whose combination then scores highest, the first on a tie."""
-    wider = [[rung - (place == moved) for place, rung in enumerate(rungs)] for moved, up in enumerate(rungs) if up > 0]
+    """Widen one group by one rung: the group whose combination then scores highest, the first on a tie.
+
+    rungs: for each group the index of its width in *ladder*, which begins with the widest.
+    """
+    wider = [[rung - (n == group) for n, rung in enumerate(rungs)] for group in range(len(rungs)) if rungs[group] > 0]
     return max(wider, key=lambda choice: referee.score(_combine(groups, ladder, choice), "repair").value)
 
 
@@ -308,22 +311,22 @@ def _with_inputs(network: Network, inputs: Sequence[Format]) -> Configuration:
     return Configuration(formats)
 
 
-def _drops(network: Network, inputs: Sequence[Format]) -> Iterator[list[Format]]:
+def _narrower_inputs(network: Network, inputs: Sequence[Format]) -> Iterator[list[Format]]:
     """Candidates with one bit fewer in one target: without the last fraction bit, then without the first bit.
 
     Targets with the most inputs come first, because ties go to the earlier candidate.
     """
-    for place in sorted(range(len(inputs)), key=lambda place: -network.targets[place].inputs):
-        form = inputs[place]
+    for index in sorted(range(len(inputs)), key=lambda index: -network.targets[index].inputs):
+        form = inputs[index]
         if form.bits > STRIPES_FEWEST_BITS:
             for bias in (form.bias, form.bias + 1):
-                yield [*inputs[:place], FIXED(form.bits - 1, bias), *inputs[place + 1 :]]
+                yield [*inputs[:index], FIXED(form.bits - 1, bias), *inputs[index + 1 :]]
 
 
 def _best_drop(referee: Referee, network: Network, inputs: Sequence[Format]) -> list[Format] | None:
     """The most accurate candidate with one bit fewer that reaches the threshold; None if none does."""
     best, needed = None, referee.threshold
-    candidates = list(_drops(network, inputs))
+    candidates = list(_narrower_inputs(network, inputs))
     referee.prepare([_with_inputs(network, candidate) for candidate in candidates])
     for candidate in candidates:
         value = referee.score(_with_inputs(network, candidate), "drop", needed).value
@@ -341,7 +344,7 @@ BASELINES: dict[str, Method] = {
 """The names that users write. Uniform int8 is not among them: it writes a file, see ``quantised.scoring``."""
 
 
-MOST = 1_000_000
+MOST_CONFIGURATIONS = 1_000_000
 """Limit of the size of a space: more configurations would take days."""
 
 
@@ -376,15 +379,16 @@ def exhaustive(
     """Find the feasible configuration with the smallest objective by trying all of them, the smallest objective first.
 
     Tried are all formats of the platform in every group, and all *biases*, relative to the start of a search, for every
-    object. The objective may depend on types and widths, not on biases. Raises TuneError for more than ``MOST``
-    configurations.
+    object. The objective may depend on types and widths, not on biases. Raises TuneError for more than
+    ``MOST_CONFIGURATIONS``.
     """
-    machine = load_platform(platform) if isinstance(platform, str) else platform
-    space = space_of(network, machine, layerwise)
-    size = _size(space, len(biases))
-    if size > MOST:
+    hardware = load_platform(platform) if isinstance(platform, str) else platform
+    space = space_of(network, hardware, layerwise)
+    size = _count_configurations(space, len(biases))
+    if size > MOST_CONFIGURATIONS:
         raise TuneError(
-            f"{size:.3g} configurations are too many to try; allow fewer formats or biases ({MOST} at most)"
+            f"{size:.3g} configurations are too many to try; "
+            f"allow fewer formats or biases ({MOST_CONFIGURATIONS} at most)"
         )
     measure = partial(objective_from(objective, extras), network)
     with open_database(database) as scores:
@@ -401,7 +405,7 @@ def exhaustive(
     return Optimum(None, math.nan, math.nan, base, threshold, scored, size)
 
 
-def _size(space: SearchSpace, biases: int) -> int:
+def _count_configurations(space: SearchSpace, biases: int) -> int:
     """The number of configurations with *biases* biases per object; a type without a bias counts once."""
     objects = Counter(item.group for item in space.items)
     return math.prod(

@@ -45,16 +45,17 @@ if TYPE_CHECKING:
 
 DrawnPage = Annotated[str | None, file_option("--html", help="Write an interactive page.", require=require_matplotlib)]
 """The page includes the picture of the search, hence matplotlib."""
-DRAWN = "it draws the search for the smallest formats; --json has all that was measured"
+NO_PICTURE = "it draws the search for the smallest formats; --json has all that was measured"
+"""Why --figure and --html are refused with --target."""
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended: 128 and the number of SIGINT, as in shells."""
 
 
-def _scale(text: str) -> float:
+def _parse_scale(text: str) -> float:
     """Parse ``1/255`` or a number."""
-    above, slash, below = text.partition("/")
+    numerator, slash, denominator = text.partition("/")
     try:
-        value = float(above) / float(below) if slash else float(above)
+        value = float(numerator) / float(denominator) if slash else float(numerator)
     except (ValueError, ZeroDivisionError):
         value = math.nan
     if not math.isfinite(value) or value == 0:
@@ -62,7 +63,7 @@ def _scale(text: str) -> float:
     return value
 
 
-def _layers(text: str) -> str | tuple[str, ...] | None:
+def _parse_layers(text: str) -> str | tuple[str, ...] | None:
     """Parse --layers: None for all layers, else one word or several names."""
     if text == "all":
         return None
@@ -72,7 +73,7 @@ def _layers(text: str) -> str | tuple[str, ...] | None:
     return names[0] if len(names) == 1 else names
 
 
-def _groups(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _parse_groups(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Parse the values of --group, each NAME=layer,layer: name -> its layers."""
     groups: dict[str, tuple[str, ...]] = {}
     for text in texts:
@@ -99,7 +100,7 @@ def command(
         ),
     ],
     shapes: Shapes = None,
-    typed: Annotated[Typed, From(TuneOptions, scale=_scale, layers=_layers, groups=_groups)],
+    typed: Annotated[Typed, From(TuneOptions, scale=_parse_scale, layers=_parse_layers, groups=_parse_groups)],
     json_file: JsonFile = None,
     figure: FigureFile = None,
     html: DrawnPage = None,
@@ -115,21 +116,22 @@ def command(
 
     target, output = typed.get("target"), Path(typed.get("output") or usual_output(model))
     if target is not None:
-        refuse_unused(context, "--target", dict.fromkeys(("figure", "html"), DRAWN) | {"shapes": "samples have sizes"})
+        unused = dict.fromkeys(("figure", "html"), NO_PICTURE) | {"shapes": "samples have sizes"}
+        refuse_unused(context, "--target", unused)
     check_folder_place("--output", output)
-    shown, scores = SearchProgress(), None
+    words, scores = SearchProgress(), None
     try:
-        with told_in_options(context), terminated_like_interrupted(), stage_bars() as show:
+        with told_in_options(context), terminated_like_interrupted(), stage_bars() as show_stage:
             sizes = parse_shapes(shapes, [model]).get(model, {})
             options = TuneOptions(**{**typed, "model": model, "shapes": sizes, "output": output})
             scores = options.scores
-            carry = carry_out if options.target is None else carry_out_fastest
-            result = carry(options, lambda progress: show(progress.stage, shown.text(progress)))
+            run = carry_out if options.target is None else carry_out_fastest
+            result = run(options, lambda progress: show_stage(progress.stage, words.text(progress)))
     except KeyboardInterrupt:
         where = "before the search began" if target is None else "before anything was written"
         if scores and scores.exists():
             where = (
-                f"at iteration {shown.iteration}; its scores are in {scores}, and the same command goes on from there"
+                f"at iteration {words.iteration}; its scores are in {scores}, and the same command goes on from there"
             )
         typer.echo(f"weft: stopped {where}", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -153,6 +155,7 @@ class SearchProgress:
         self._first = math.inf
 
     def text(self, progress: TuneProgress) -> str:
+        """The text of *progress*; remembers the iteration."""
         from weft_tune.result import PHASES
 
         search = progress.search
@@ -173,7 +176,7 @@ class SearchProgress:
 
 DOUBTFUL_BITS = 4
 """If all objects have at most this many bits and yet no score changed, the measurement is doubtful."""
-LAYERS = ("layer", "format", "why not int8", "ms before", "ms, all int8", "ms after")
+LAYER_COLUMNS = ("layer", "format", "why not int8", "ms before", "ms, all int8", "ms after")
 """Columns of the table of a target's layers."""
 
 
@@ -225,17 +228,17 @@ def sentences(result: TuningResult) -> list[str]:
     tuning, threshold = result.tuning, result.tuning.thresholds["full"]
     lines = [
         f"score: {tuning.score:.4f} after {tuning.base['full']:.4f} before, at least {threshold:.4f} asked"
-        f"{_test(result)}{_kept_share(result)}",
+        f"{_test_text(result)}{_kept_share_text(result)}",
         f"size: weights {kilobytes(32 * tuning.network.weights)} kB -> {kilobytes(tuning.weight_bits)} kB, "
         f"{tuning.weight_reduction:.1f} times smaller; with one sample's activations {tuning.reduction:.1f} times",
         *_price_lines(result),
-        f"search: {tuning.iterations} configurations, {_samples(result)}{result.seconds:.1f} s"
+        f"search: {tuning.iterations} configurations, {_samples_text(result)}{result.seconds:.1f} s"
         + (f"; {tuning.reused} scores were known from before" if tuning.reused else ""),
         *_doubts(result),
     ]
     if result.exported_score is not None:
-        short = "" if result.exported_score >= threshold else ": less than asked; try --export simulated"
-        lines.append(f"the written model scores {result.exported_score:.4f} in ONNX Runtime{short}")
+        warning = "" if result.exported_score >= threshold else ": less than asked; try --export simulated"
+        lines.append(f"the written model scores {result.exported_score:.4f} in ONNX Runtime{warning}")
     lines += _run_times(result)
     if failures := result.failures:
         lines.append(f"failed: {len(failures)} configurations, left out; the first: {failures[0].failure}")
@@ -247,13 +250,13 @@ def _run_times(result: TuningResult) -> list[str]:
     if result.run_s is None:
         return []
     before_s, after_s = result.run_s
-    took = f"in ONNX Runtime here: {1e3 * after_s:.3g} ms a sample after {1e3 * before_s:.3g} ms before"
+    times = f"in ONNX Runtime here: {1e3 * after_s:.3g} ms a sample after {1e3 * before_s:.3g} ms before"
     if after_s > before_s:
-        return [f"{took}, {after_s / before_s:.1f} times slower; the smallest file is not the fastest"]
-    return [f"{took}, {before_s / after_s:.1f} times faster"]
+        return [f"{times}, {after_s / before_s:.1f} times slower; the smallest file is not the fastest"]
+    return [f"{times}, {before_s / after_s:.1f} times faster"]
 
 
-def _samples(result: TuningResult) -> str:
+def _samples_text(result: TuningResult) -> str:
     """The number of samples that were scored, in words; nothing where the evaluator does not count them."""
     count = sum(result.tuning.samples.values())
     return f"{count:,} samples, " if count else ""
@@ -271,14 +274,14 @@ def _doubts(result: TuningResult) -> list[str]:
     return []
 
 
-def _test(result: TuningResult | RuntimeTuning) -> str:
+def _test_text(result: TuningResult | RuntimeTuning) -> str:
     """The scores on the test set in words; empty without a test set."""
     if result.test_score is None or result.test_base is None:
         return ""
     return f"; on the test set {result.test_score:.4f} after {result.test_base:.4f}"
 
 
-def _kept_share(result: TuningResult) -> str:
+def _kept_share_text(result: TuningResult) -> str:
     """The share of the score on the test set that the result keeps, in words; empty without a test set."""
     if result.test_score is None or result.test_base is None:
         return ""
@@ -304,12 +307,12 @@ def _price_lines(result: TuningResult) -> list[str]:
 def _print_layers(result: RuntimeTuning) -> None:
     """Print a table of the layers: their formats, the reasons, and their times."""
     title = f"{result.network}: fastest in {result.target}, keeping {1 - result.margin:.4g} of the score"
-    table = plain_table(title, LAYERS, left=3)
+    table = plain_table(title, LAYER_COLUMNS, left=3)
     for layer in result.layers:
         times = (number(time, scale=1e3) for time in (layer.before_s, layer.int8_s, layer.after_s))
         add_row(table, layer.name, layer.format, layer.why, *times)
-    whole = (number(result.before.median_s, scale=1e3), "", number(result.after.median_s, scale=1e3))
-    add_row(table, "the whole model", result.kind, "", *whole, style="bold")
+    total_cells = (number(result.before.median_s, scale=1e3), "", number(result.after.median_s, scale=1e3))
+    add_row(table, "the whole model", result.kind, "", *total_cells, style="bold")
     console.print(table)
 
 
@@ -319,7 +322,7 @@ def fastest_sentences(result: RuntimeTuning) -> list[str]:
     return [
         _verdict(result, before_ms, after_ms),
         f"score: {result.score:.4f} after {result.base:.4f} before, at least {result.threshold:.4f} asked "
-        f"({result.metric}{_test(result)})",
+        f"({result.metric}{_test_text(result)})",
         f"size: {result.bytes_after / 1e3:,.1f} kB after {result.bytes_before / 1e3:,.1f} kB before; the smallest file "
         "is not the fastest: weft tune without --target makes smaller ones, for room and not for speed",
         f"measured: {counted(result.rows, 'sample')} a run, one thread, medians of {len(result.before.seconds)} turns "
@@ -329,10 +332,11 @@ def fastest_sentences(result: RuntimeTuning) -> list[str]:
 
 
 def _verdict(result: RuntimeTuning, before_ms: float, after_ms: float) -> str:
+    """A sentence about the speed before and after."""
     if not result.changed:
         return f"speed: nothing was faster than the model as it is ({before_ms:.3f} ms), so that is the result"
-    inside = sum(layer.format == result.kind for layer in result.layers)
+    changed = sum(layer.format == result.kind for layer in result.layers)
     return (
-        f"speed: {after_ms:.3f} ms after {before_ms:.3f} ms before, {result.speedup:.2f} times as fast, with {inside} "
+        f"speed: {after_ms:.3f} ms after {before_ms:.3f} ms before, {result.speedup:.2f} times as fast, with {changed} "
         f"of {counted(len(result.layers), 'layer')} in {result.kind}"
     )

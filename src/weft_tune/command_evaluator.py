@@ -30,7 +30,7 @@ from weft_tune.numbers.configuration import Configuration
 
 CONFIG, SUBSET = "{config}", "{subset}"
 """Placeholders of the configuration file, and of the word small or full."""
-KEPT_BYTES = 1 << 20
+TAIL_BYTES = 1 << 20
 """Bytes of a command's output that are kept, from its end: the score is searched in them."""
 ERROR_CHARACTERS = 4000
 """Characters of the output that an error carries, from its end: what fits on a screen or two."""
@@ -73,7 +73,7 @@ class CommandEvaluator:
             raise TuneError(f"workers = {workers}: run at least one command at a time")
         if timeout_s is not None and not timeout_s > 0:
             raise TuneError(f"timeout_s = {timeout_s}: give seconds above 0")
-        self._pattern, self._workers, self._timeout_s = _pattern(score_regex), workers, timeout_s
+        self._pattern, self._workers, self._timeout_s = _compile_pattern(score_regex), workers, timeout_s
         self._cwd = Path(cwd or ".").absolute()
         if not self._cwd.is_dir():
             raise TuneError(f"{self._cwd}: there is no such folder to run the command in")
@@ -103,11 +103,11 @@ class CommandEvaluator:
     def _evaluate(self, configuration: Configuration, subset: Subset) -> Score:
         """Write the configuration file, run the command, and read the score; called in a worker thread."""
         command = self._commands[subset]
-        with _folder() as folder:
+        with _make_folder() as folder:
             path = Path(folder) / "formats.txt"
-            _write(path, configuration.text)
+            _write_configuration(path, configuration.text)
             line = command.replace(CONFIG, shlex.quote(str(path))).replace(SUBSET, subset)
-            return Score(self._read(command, self._run(line)))
+            return Score(self._extract_score(command, self._run(line)))
 
     def evaluate_many(
         self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
@@ -119,18 +119,19 @@ class CommandEvaluator:
         It waits with a timeout, because a signal just before the wait would not end the wait.
         """
         waiting = deque(enumerate(configurations))
-        started: set[int] = set()
+        started: set[int] = set()  # positions of configurations whose commands run
         ended: SimpleQueue[tuple[int, Score | Exception]] = SimpleQueue()
 
         def work() -> None:
+            """Run commands until no configuration waits; the body of a worker thread."""
             while (job := self._take(waiting, started)) is not None:
-                place, configuration = job
+                position, configuration = job
                 try:
-                    ended.put((place, self._evaluate(configuration, subset)))
+                    ended.put((position, self._evaluate(configuration, subset)))
                 except Exception as error:
-                    ended.put((place, error))
+                    ended.put((position, error))
                 finally:
-                    started.discard(place)
+                    started.discard(position)
 
         results: dict[int, Score | EvaluationError] = {}
         try:
@@ -138,21 +139,21 @@ class CommandEvaluator:
                 Thread(target=work, name="weft-command", daemon=True).start()
             while len(results) < len(configurations):
                 try:
-                    place, result = ended.get(timeout=_POLL_S)
+                    position, result = ended.get(timeout=_POLL_S)
                 except Empty:
                     continue
                 if not isinstance(result, Score | EvaluationError):
                     raise result
-                results[place] = result
+                results[position] = result
                 if scored is not None and isinstance(result, Score):
-                    scored(place, result)
+                    scored(position, result)
         except BaseException:
             self._abandon(waiting, started)
             raise
-        return [results[place] for place in range(len(configurations))]
+        return [results[position] for position in range(len(configurations))]
 
     def _take(self, waiting: deque[tuple[int, Configuration]], started: set[int]) -> tuple[int, Configuration] | None:
-        """Take the next configuration from the queue, with its place; None if none is left."""
+        """Take the next configuration and its position from *waiting*; None if none is left."""
         with self._lock:
             if not waiting:
                 return None
@@ -161,13 +162,13 @@ class CommandEvaluator:
 
     def _abandon(self, waiting: deque[tuple[int, Configuration]], started: set[int]) -> None:
         """After an interrupt: drop waiting configurations, kill commands, and wait until their files are removed."""
-        before, self._closed = self._closed, True
+        was_closed, self._closed = self._closed, True
         with self._lock:
             waiting.clear()
         self._stop_all()
         while started:
             time.sleep(_POLL_S)
-        self._closed = before
+        self._closed = was_closed
 
     def close(self) -> None:
         """Stop running commands, and start no more."""
@@ -198,29 +199,29 @@ class CommandEvaluator:
                 raise EvaluationError(f"cannot start {line!r}: {reason_of(error)}") from error
             self._running.add(process)
         try:
-            return _follow(process, self._timeout_s)
+            return _wait_for_end(process, self._timeout_s)
         finally:
             with self._lock:
                 self._running.discard(process)
 
-    def _read(self, command: str, ended: CommandResult) -> float:
+    def _extract_score(self, command: str, result: CommandResult) -> float:
         """Extract the score from the output of *command*; raises EvaluationError with the end of the output."""
 
         def failed(why: str) -> EvaluationError:
-            last = next((line.strip() for line in reversed(ended.output.splitlines()) if line.strip()), "")
-            said = f"; it last said: {last[-200:]}" if last else "; it said nothing"
-            return EvaluationError(f"command {command!r} {why}{said}", ended.output[-ERROR_CHARACTERS:])
+            last_line = next((line.strip() for line in reversed(result.output.splitlines()) if line.strip()), "")
+            last_words = f"; it last said: {last_line[-200:]}" if last_line else "; it said nothing"
+            return EvaluationError(f"command {command!r} {why}{last_words}", result.output[-ERROR_CHARACTERS:])
 
-        if ended.status is None:
+        if result.status is None:
             raise failed(f"was stopped after {self._timeout_s:g} s")
-        if ended.status < 0:
-            raise failed(f"was ended by signal {-ended.status}")
-        if ended.status:
-            raise failed(f"ended with status {ended.status}")
-        last = deque(self._pattern.finditer(ended.output), maxlen=1)
-        if not last:
+        if result.status < 0:
+            raise failed(f"was ended by signal {-result.status}")
+        if result.status:
+            raise failed(f"ended with status {result.status}")
+        last_match = deque(self._pattern.finditer(result.output), maxlen=1)
+        if not last_match:
             raise failed(f"printed nothing that matches {self._pattern.pattern!r}")
-        text = (last[0].group(1) or "").strip()
+        text = (last_match[0].group(1) or "").strip()
         try:
             value = float(text)
         except ValueError:
@@ -230,21 +231,22 @@ class CommandEvaluator:
         return value
 
 
-def _folder() -> TemporaryDirectory[str]:
+def _make_folder() -> TemporaryDirectory[str]:
     try:
         return TemporaryDirectory(prefix="weft-tune-")
     except OSError as error:
         raise EvaluationError(f"cannot make a folder for the configuration file: {reason_of(error)}") from error
 
 
-def _write(path: Path, text: str) -> None:
+def _write_configuration(path: Path, text: str) -> None:
     try:
         path.write_text(text, "utf-8")
     except OSError as error:
         raise EvaluationError(f"cannot write the configuration file {path}: {reason_of(error)}") from error
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def _compile_pattern(text: str) -> re.Pattern[str]:
+    """Compile the expression of the score; raises TuneError unless it has a group."""
     try:
         pattern = re.compile(text, re.MULTILINE)
     except re.error as error:
@@ -254,47 +256,47 @@ def _pattern(text: str) -> re.Pattern[str]:
     return pattern
 
 
-def _follow(process: subprocess.Popen[bytes], timeout_s: float | None) -> CommandResult:
+def _wait_for_end(process: subprocess.Popen[bytes], timeout_s: float | None) -> CommandResult:
     """Read a command's output until it ends or times out; kill processes that it left running."""
-    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    kept = bytearray()
+    deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    output = bytearray()
     assert process.stdout is not None
     try:
         with process.stdout, selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            _collect(process, process.stdout, selector, kept, until)
-        status: int | None = process.wait(None if until == math.inf else max(0.0, until - time.monotonic()))
+            _collect(process, process.stdout, selector, output, deadline_s)
+        status: int | None = process.wait(None if deadline_s == math.inf else max(0.0, deadline_s - time.monotonic()))
     except subprocess.TimeoutExpired:
         status = None
     finally:
         _kill(process)
         process.wait()
-    return CommandResult(status, kept.decode("utf-8", "replace"))
+    return CommandResult(status, output.decode("utf-8", "replace"))
 
 
 def _collect(
     process: subprocess.Popen[bytes],
     pipe: IO[bytes],
     selector: selectors.BaseSelector,
-    kept: bytearray,
-    until: float,
+    output: bytearray,
+    deadline_s: float,
 ) -> None:
-    """Append output to *kept* until the pipe is closed, or until the command has ended and no output is left.
+    """Append output to *output* until the pipe is closed, or until the command has ended and no output is left.
 
-    until: the time of ``time.monotonic`` at which TimeoutExpired is raised.
+    deadline_s: the time of ``time.monotonic`` at which TimeoutExpired is raised.
     """
     while True:
         ended = process.poll() is not None  # before the pipe is read, so that its last output is seen
-        if selector.select(0 if ended else max(0.0, min(_POLL_S, until - time.monotonic()))):
-            piece = os.read(pipe.fileno(), 1 << 16)
-            if not piece:
+        if selector.select(0 if ended else max(0.0, min(_POLL_S, deadline_s - time.monotonic()))):
+            data = os.read(pipe.fileno(), 1 << 16)
+            if not data:
                 return
-            kept += piece
-            if len(kept) > 2 * KEPT_BYTES:  # rarely, as deleting moves the rest
-                del kept[:-KEPT_BYTES]
+            output += data
+            if len(output) > 2 * TAIL_BYTES:  # rarely, as deleting moves the rest
+                del output[:-TAIL_BYTES]
         elif ended:
             return
-        if time.monotonic() >= until and process.poll() is None:
+        if time.monotonic() >= deadline_s and process.poll() is None:
             raise subprocess.TimeoutExpired(process.args, 0)
 
 

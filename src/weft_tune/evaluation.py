@@ -1,7 +1,7 @@
 """Scoring configurations: the protocol between the search and the runtime of a network, and scores from a function.
 
 Other evaluators are ``command_evaluator``, for any command line, and ``quantised.evaluator``, for ONNX models. Scores
-outlive the process in a ``Database``: a search that was interrupted takes them from there and goes on.
+outlive the process in a ``Database``: a search that was interrupted takes them from there and continues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.base.errors import EvaluationError, TuneError
 from weft_tune.numbers.configuration import Configuration
 
 Subset = Literal["small", "full"]
-"""Which labelled samples are scored: the small set of the first pass, or all samples."""
+"""The labelled samples that are scored: the small set of the first pass, or all samples."""
 
 
 class Score(NamedTuple):
@@ -91,8 +91,8 @@ class CallableEvaluator:
     def __init__(self, function: ScoreFunction, *, name: str | None = None, workers: int = 1) -> None:
         if workers < 1:
             raise TuneError(f"workers = {workers}: call the function at least once at a time")
-        plain = getattr(function, "__qualname__", type(function).__qualname__)
-        self._name = name if name is not None else f"{getattr(function, '__module__', '')}.{plain}"
+        function_name = getattr(function, "__qualname__", type(function).__qualname__)
+        self._name = name if name is not None else f"{getattr(function, '__module__', '')}.{function_name}"
         self._function, self._workers = function, workers
 
     @property
@@ -124,15 +124,15 @@ class CallableEvaluator:
             except EvaluationError as error:
                 return error
 
-        def publish(place: int, outcome: Score | EvaluationError) -> Score | EvaluationError:
+        def publish(index: int, outcome: Score | EvaluationError) -> Score | EvaluationError:
             if isinstance(outcome, Score) and scored is not None:
-                scored(place, outcome)
+                scored(index, outcome)
             return outcome
 
         if self._workers == 1:  # in this thread: some frameworks work in the main thread only
-            return [publish(place, attempt(configuration)) for place, configuration in enumerate(configurations)]
+            return [publish(index, attempt(configuration)) for index, configuration in enumerate(configurations)]
         with ThreadPoolExecutor(self._workers, "weft-callable") as pool:
-            jobs = {pool.submit(attempt, configuration): place for place, configuration in enumerate(configurations)}
+            jobs = {pool.submit(attempt, configuration): index for index, configuration in enumerate(configurations)}
             try:
                 for job in as_completed(jobs):
                     publish(jobs[job], job.result())
@@ -178,7 +178,7 @@ class Database:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._where = str(path) if path else "the scores in memory"
+        self._where = str(path) if path else "the scores in memory"  # for messages
         with self._translate_errors():
             self._connection = sqlite3.connect(path or ":memory:", timeout=WAIT_S, isolation_level=None)
         try:
@@ -254,8 +254,8 @@ class Database:
         execute = self._connection.execute
         execute("BEGIN IMMEDIATE")
         tables = int(execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
-        mark, version = (int(execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version"))
-        if tables and mark != APPLICATION:
+        owner, version = (int(execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version"))
+        if tables and owner != APPLICATION:
             raise TuneError(f"{self._where}: a database of another program; give the scores a file of their own")
         if tables and version != VERSION:
             raise TuneError(f"{self._where}: scores of another version of weft ({version}); give another file")
@@ -282,6 +282,7 @@ class Database:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
+        """Raise SQLite's errors as TuneError with the path."""
         try:
             yield
         except sqlite3.Error as error:

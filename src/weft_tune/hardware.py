@@ -74,19 +74,19 @@ def places(model: Model, network: Network, nodes: Mapping[str, str] | None = Non
     *nodes*: tuned layer -> its node (``node_names``), for files in which the two have different names. A layer of the
     model is found by its own name or by that of a node it was made from.
     """
-    known: dict[str, int] = {}
+    place_of_name: dict[str, int] = {}
     weighted = [(place, layer) for place, layer in enumerate(model.layers) if layer.gemm and layer.weights]
     # names of layers take precedence over names of nodes
     for place, layer in weighted:
-        known.setdefault(layer.name, place)
+        place_of_name.setdefault(layer.name, place)
     for place, layer in weighted:
         for name in layer.nodes:
-            known.setdefault(name, place)
+            place_of_name.setdefault(name, place)
     node_of = {name: (nodes or {}).get(name, name) for name in network.layers}
     for node in node_of.values():
-        if node not in known:
+        if node not in place_of_name:
             raise TuneError(f"{model.name}: {unknown_name('layer', node, [layer.name for _, layer in weighted])}")
-    return {name: known[node] for name, node in node_of.items()}
+    return {name: place_of_name[node] for name, node in node_of.items()}
 
 
 def node_names(path: str | Path) -> dict[str, str]:
@@ -146,11 +146,11 @@ def bit_serial(work: Sequence[LayerWork], configuration: Configuration) -> Speed
 def word_packing(work: Sequence[LayerWork], configuration: Configuration) -> Speedup:
     """A proxy for an FPGA: a word of 32 bits multiplies as many pairs at once as wider operands fit into it."""
 
-    def lanes(layer: LayerWork) -> int:
+    def pairs_at_once(layer: LayerWork) -> int:
         widths = (configuration[f"{layer.name}.{role}"].bits for role in ROLES)
         return min(max(1, WORD_BITS // bits) for bits in widths)
 
-    times = {layer.name: layer.macs / lanes(layer) for layer in work}
+    times = {layer.name: layer.macs / pairs_at_once(layer) for layer in work}
     return _speedup("word packing (proxy)", {layer.name: layer.macs for layer in work}, times)
 
 
@@ -197,7 +197,7 @@ def tuned_model(
     """
     layers = list(model.layers)
     for name, place in places(model, network, nodes).items():
-        layers[place] = _narrow(layers[place], name, configuration)
+        layers[place] = _with_widths(layers[place], name, configuration)
     return replace(model, layers=tuple(layers))
 
 
@@ -242,10 +242,11 @@ class Latency:
         return self._known[widths]
 
 
-def _narrow(layer: Layer, name: str, configuration: Configuration) -> Layer:
-    weight, data = f"{name}.weight", f"{name}.input"
+def _with_widths(layer: Layer, name: str, configuration: Configuration) -> Layer:
+    """*layer* with the widths that *configuration* has for the objects of the tuned layer *name*."""
+    weights, inputs = f"{name}.weight", f"{name}.input"
     return replace(
         layer,
-        weight_bits=configuration[weight].bits if weight in configuration else layer.weight_bits,
-        activation_bits=configuration[data].bits if data in configuration else layer.activation_bits,
+        weight_bits=configuration[weights].bits if weights in configuration else layer.weight_bits,
+        activation_bits=configuration[inputs].bits if inputs in configuration else layer.activation_bits,
     )

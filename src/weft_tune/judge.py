@@ -23,7 +23,7 @@ from weft_tune.result import Kept, OnSearchProgress, Phase, Progress, Step, Tria
 from weft_tune.search_space import Move, SearchSpace, TuningSetting
 
 OnFailure = Literal["stop", "skip"]
-Key = tuple[float, ...]
+Key = tuple[float, ...]  # sort key of a candidate, compared from left to right
 SLACK = 1e-9
 """Subtracted from a needed score, so that rounding errors never exclude a winner; relative for scores above 1."""
 
@@ -146,22 +146,24 @@ class Judge:
         self._evaluator, self._fingerprint = evaluator, evaluator.fingerprint
         self._database, self._on_progress = database, on_progress
         self._objective, self._objectives = objective, dict[Configuration, float]()
-        self._many = faithful or not evaluator.stops_early
-        self._skip = on_failure == "skip"
+        self._in_full = faithful or not evaluator.stops_early
+        """Whether every candidate is scored exactly, many in one call."""
+        self._skip_failures = on_failure == "skip"
         self.phase: Phase = 1
         self._subset: Subset = "small"
         self._known: dict[tuple[Subset, Configuration], TrialOutcome] = {}
-        self._places: dict[tuple[Subset, Configuration], int] = {}
-        self._drops: dict[str, float] = {}
+        self._trial_index: dict[tuple[Subset, Configuration], int] = {}
+        """Scored configuration -> its index in ``trials``."""
+        self._score_changes: dict[str, float] = {}
         """Name of a move -> the change of the score that it caused last."""
         self._iteration = 0
 
     def base(self, subset: Subset, configuration: Configuration) -> float:
         """Switch to a subset of the samples; return the score of *configuration*, with which others are compared."""
         self._subset, self.threshold = subset, -math.inf
-        skip, self._skip = self._skip, False  # a failure of the base must not be skipped
+        skip_failures, self._skip_failures = self._skip_failures, False  # a failure of the base must not be skipped
         outcome = self._outcome(configuration, "base", -math.inf)
-        self._skip = skip
+        self._skip_failures = skip_failures
         return outcome.score.value
 
     def point(self, setting: TuningSetting) -> Point:
@@ -172,7 +174,7 @@ class Judge:
     def feasible(self, setting: TuningSetting, step: Step) -> Point | None:
         """Score a setting as trial of *step*; None if the score does not reach the threshold."""
         point = self.point(setting)
-        score = self._outcome(point.configuration, step, -math.inf if self._many else self.threshold).score
+        score = self._outcome(point.configuration, step, -math.inf if self._in_full else self.threshold).score
         return point._replace(score=score.value) if self._passes(score, self.threshold) else None
 
     def scored(self, setting: TuningSetting, step: Step) -> Point | None:
@@ -181,28 +183,28 @@ class Judge:
         score = self._outcome(point.configuration, step, -math.inf).score
         return point._replace(score=score.value) if self._passes(score, -math.inf) else None
 
-    def pick(self, moves: Sequence[Move], rule: Rule, step: Step, now: float = math.nan) -> Point | None:
+    def pick(self, moves: Sequence[Move], rule: Rule, step: Step, base_score: float = math.nan) -> Point | None:
         """Return the best of the neighbours that the rule accepts, None if it accepts none.
 
-        now: the score of the point that they are neighbours of, if known; it helps to guess the likely winners.
+        base_score: the score of the point whose neighbours they are, if known, for the guess which of them may win.
         """
         points = [self.point(move.setting) for move in moves]
         self._score_together(points, step)
         best: tuple[Key, int] | None = None
-        for place in self._order(moves, points, rule, now):
-            needed = rule.needed(points[place].objective, best and best[0], best is not None and place > best[1])
-            score = self._score(points[place], step, needed)
+        for index in self._order(moves, points, rule, base_score):
+            needed = rule.needed(points[index].objective, best and best[0], best is not None and index > best[1])
+            score = self._score(points[index], step, needed)
             if score is None:
                 continue
-            if not math.isnan(now):
-                self._drops[moves[place].name] = score.value - now
+            if not math.isnan(base_score):
+                self._score_changes[moves[index].name] = score.value - base_score
             if not self._passes(score, rule.floor):
                 continue
-            points[place] = points[place]._replace(score=score.value)
-            key = rule.key(points[place].objective, score.value)
+            points[index] = points[index]._replace(score=score.value)
+            key = rule.key(points[index].objective, score.value)
             # Ties go to the earlier place, because the order of scoring differs between fast and faithful searches.
-            if best is None or key > best[0] or (key == best[0] and place < best[1]):
-                best = key, place
+            if best is None or key > best[0] or (key == best[0] and index < best[1]):
+                best = key, index
         return None if best is None else points[best[1]]
 
     def accepted(self, moves: Sequence[Move], rule: Rule, step: Step) -> list[Point]:
@@ -211,7 +213,7 @@ class Judge:
         self._score_together(points, step)
         passing: list[Point] = []
         for point in points:
-            score = self._outcome(point.configuration, step, -math.inf if self._many else rule.floor).score
+            score = self._outcome(point.configuration, step, -math.inf if self._in_full else rule.floor).score
             if self._passes(score, rule.floor):
                 passing.append(point._replace(score=score.value))
         return sorted(passing, key=lambda point: rule.key(point.objective, point.score), reverse=True)
@@ -219,8 +221,8 @@ class Judge:
     def keep(self, point: Point, step: Step) -> None:
         """Record the point from which the search continues."""
         self.path.append(Kept(self.phase, step, point.configuration, point.score, point.objective))
-        place = self._places[self._subset, point.configuration]
-        self.trials[place] = self.trials[place]._replace(chosen=True)
+        index = self._trial_index[self._subset, point.configuration]
+        self.trials[index] = self.trials[index]._replace(chosen=True)
 
     def _objective_of(self, configuration: Configuration) -> float:
         if configuration not in self._objectives:
@@ -231,23 +233,23 @@ class Judge:
         """Whether *score* is exact, at least *floor*, and not that of a failure (-inf)."""
         return score.exact and score.value >= floor and score.value > -math.inf
 
-    def _order(self, moves: Sequence[Move], points: Sequence[Point], rule: Rule, now: float) -> list[int]:
-        """Places of the moves in the order of scoring: likely winners first, by the score changes they caused last.
+    def _order(self, moves: Sequence[Move], points: Sequence[Point], rule: Rule, base_score: float) -> list[int]:
+        """Indices of *moves* in the order of scoring: likely winners first, by the score changes they caused last.
 
-        In a faithful search, or without *now*, as listed.
+        In the order of *moves* if all are scored in full, or without *base_score*.
         """
-        places = list(range(len(moves)))
-        if self._many or math.isnan(now):
-            return places
+        indices = list(range(len(moves)))
+        if self._in_full or math.isnan(base_score):
+            return indices
 
-        def likely(place: int) -> Key:
-            return rule.key(points[place].objective, now + self._drops.get(moves[place].name, 0.0))
+        def expected_key(index: int) -> Key:
+            return rule.key(points[index].objective, base_score + self._score_changes.get(moves[index].name, 0.0))
 
-        return sorted(places, key=likely, reverse=True)
+        return sorted(indices, key=expected_key, reverse=True)
 
     def _score(self, point: Point, step: Step, needed: float) -> Score | None:
         """Score a point, exactly if it reaches *needed*; None if no score could make it win (*needed* is infinite)."""
-        if self._many:
+        if self._in_full:
             return self._outcome(point.configuration, step, -math.inf).score
         return None if needed == math.inf else self._outcome(point.configuration, step, needed).score
 
@@ -263,26 +265,27 @@ class Judge:
 
     def _score_together(self, points: Sequence[Point], step: Step) -> None:
         """Score all new *points* in parallel, in a faithful search or if the evaluator cannot stop early."""
-        if not self._many:
+        if not self._in_full:
             return
         distinct = dict.fromkeys(point.configuration for point in points)
-        new = [configuration for configuration in distinct if (self._subset, configuration) not in self._known]
-        outcomes = {configuration: self._stored_outcome(configuration, -math.inf) for configuration in new}
-        missing = [configuration for configuration in new if outcomes[configuration] is None]
+        unknown = [configuration for configuration in distinct if (self._subset, configuration) not in self._known]
+        outcomes = {configuration: self._stored_outcome(configuration, -math.inf) for configuration in unknown}
+        missing = [configuration for configuration in unknown if outcomes[configuration] is None]
         if missing:
             outcomes |= dict(zip(missing, self._evaluate_many(missing, step), strict=True))
-        for configuration in new:
+        for configuration in unknown:
             self._record(configuration, step, outcomes[configuration])
 
     def _stored_outcome(self, configuration: Configuration, needed: float) -> Score | EvaluationError | None:
         """Look up an outcome in the database; stored failures count only if failures are skipped."""
         outcome = self._database.find(self._fingerprint, self._subset, configuration, needed)
-        if isinstance(outcome, EvaluationError) and not self._skip:
+        if isinstance(outcome, EvaluationError) and not self._skip_failures:
             return None  # the search stopped at this failure before; the user may have mended its cause
         self.reused += outcome is not None
         return outcome
 
     def _evaluate(self, configuration: Configuration, needed: float) -> Score | EvaluationError:
+        """Evaluate one configuration and store its score or failure."""
         outcome: Score | EvaluationError
         try:
             outcome = self._evaluator.evaluate(configuration, self._subset, needed)
@@ -293,23 +296,23 @@ class Judge:
 
     def _evaluate_many(self, missing: list[Configuration], step: Step) -> list[Score | EvaluationError]:
         """Evaluate configurations in parallel; scores are stored as soon as they are known."""
-        ready: set[int] = set()
+        stored: set[int] = set()
 
-        def store_at_once(place: int, score: Score) -> None:
-            ready.add(place)
-            self._store(missing[place], -math.inf, score)
-            self._report(step, self._iteration + len(ready), score.value)
+        def store_at_once(index: int, score: Score) -> None:
+            stored.add(index)
+            self._store(missing[index], -math.inf, score)
+            self._report(step, self._iteration + len(stored), score.value)
 
         outcomes = self._evaluator.evaluate_many(missing, self._subset, store_at_once)
-        rest = [place for place in range(len(outcomes)) if place not in ready]
+        not_stored = [index for index in range(len(outcomes)) if index not in stored]
         # failures last: they may raise, and scores must be stored before that
-        for place in sorted(rest, key=lambda place: isinstance(outcomes[place], EvaluationError)):
-            self._store(missing[place], -math.inf, outcomes[place])
+        for index in sorted(not_stored, key=lambda index: isinstance(outcomes[index], EvaluationError)):
+            self._store(missing[index], -math.inf, outcomes[index])
         return outcomes
 
     def _store(self, configuration: Configuration, needed: float, outcome: Score | EvaluationError) -> None:
         """Write an outcome into the database; raise it if it is a failure and failures are not skipped."""
-        if isinstance(outcome, EvaluationError) and not self._skip:
+        if isinstance(outcome, EvaluationError) and not self._skip_failures:
             raise outcome
         if isinstance(outcome, Score) and math.isnan(outcome.value):
             raise EvaluationError("the score is not a number; check what the evaluation measures")
@@ -325,16 +328,17 @@ class Judge:
         key = self._subset, configuration
         self._known[key] = outcome
         self.samples[self._subset] += outcome.score.samples
-        if key in self._places:
-            self._rescore(self._places[key], outcome.score)
+        if key in self._trial_index:
+            self._rescore(self._trial_index[key], outcome.score)
         else:
-            self._places[key] = len(self.trials)
+            self._trial_index[key] = len(self.trials)
             self._iteration += step != "base"
             self.trials.append(self._trial(configuration, step, outcome))
         self._report(step, self._iteration, outcome.score.value)
         return outcome
 
     def _trial(self, configuration: Configuration, step: Step, outcome: TrialOutcome) -> Trial:
+        """The record of an outcome that is new."""
         score = outcome.score
         return Trial(
             iteration=0 if step == "base" else self._iteration, phase=self.phase, step=step, subset=self._subset,
@@ -343,10 +347,10 @@ class Judge:
             samples=score.samples, failure=outcome.failure,
         )  # fmt: skip
 
-    def _rescore(self, place: int, score: Score) -> None:
+    def _rescore(self, index: int, score: Score) -> None:
         """Replace the bound of a trial by a better one or by the score."""
-        old = self.trials[place]
-        self.trials[place] = old._replace(
+        old = self.trials[index]
+        self.trials[index] = old._replace(
             score=score.value, exact=score.exact, feasible=self._passes(score, self.threshold),
             samples=old.samples + score.samples,
         )  # fmt: skip

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable as formula
 
-from weft.kernels.compiling import loop as kept
+from weft.kernels.compiling import loop as compiled
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -108,8 +108,8 @@ def by_bits(
     """
     a = _clamp(value, largest)
     bits = _bits(a)
-    near = _value((bits + half + (((bits >> shift) ^ odd) & one)) & mask)
-    return _copy_sign(near if a >= least else (a + magic) - magic, value)
+    rounded_value = _value((bits + half + (((bits >> shift) ^ odd) & one)) & mask)
+    return _copy_sign(rounded_value if a >= least else (a + magic) - magic, value)
 
 
 @formula
@@ -119,10 +119,10 @@ def twos(value: Any, lowest: Any, largest: Any, magic: Any, step: Any, half: Any
     step: distance of neighbours; half: half a step; zero: 0, whose addition turns minus zero into zero.
     """
     raised = lowest if value < lowest else value
-    held = largest if raised > largest else raised
-    a = np.float32(abs(held))
-    even = (a + magic) - magic
-    return _copy_sign(even + step if a - even >= half else even, held) + zero
+    clamped = largest if raised > largest else raised
+    a = np.float32(abs(clamped))
+    to_even = (a + magic) - magic
+    return _copy_sign(to_even + step if a - to_even >= half else to_even, clamped) + zero
 
 
 @formula
@@ -166,12 +166,12 @@ def _compile_loop(name: str, loop: Callable[..., None]) -> Callable[..., None]:
     # numba names its cache file after this name. If loops shared a name, processes that compile at the same time could
     # read each other's loop.
     loop.__qualname__ = name
-    return kept(loop)
+    return compiled(loop)
 
 
-_PLAIN = (fixed, fine_fixed, floating, floating_or_infinite, power_of_two, by_bits, twos, sign)
-_LOOPS = {
-    **{rounded.__name__: _loop(rounded) for rounded in _PLAIN},
+_FORMULAS = (fixed, fine_fixed, floating, floating_or_infinite, power_of_two, by_bits, twos, sign)
+_LOOPS = {  # name -> plain loop; compiled below
+    **{rounded.__name__: _loop(rounded) for rounded in _FORMULAS},
     **{
         f"unsigned_{rounded.__name__}": _unsigned_loop(rounded)
         for rounded in (fixed, fine_fixed, floating, power_of_two, by_bits)
@@ -186,35 +186,35 @@ slower, because LLVM does not vectorise a loop that may read what it wrote.
 """
 
 
-@kept
+@compiled
 def pack_bits(codes: Words, bits: int, packed: Bytes) -> None:
     """Write the lowest *bits* of each code into *packed* without gaps, lowest bits first.
 
     *packed* has (number of codes * bits + 7) // 8 bytes.
     """
-    buffer, filled, at = np.uint64(0), 0, 0  # bits that are not written yet, their number, the next byte
+    buffer, filled, next_byte = np.uint64(0), 0, 0  # bits that are not written yet, and their number
     for code in codes:
         buffer |= np.uint64(code) << np.uint64(filled)
         filled += bits
         while filled >= 8:
-            packed[at] = buffer & np.uint64(255)
+            packed[next_byte] = buffer & np.uint64(255)
             buffer >>= np.uint64(8)
             filled -= 8
-            at += 1
+            next_byte += 1
     if filled:
-        packed[at] = buffer & np.uint64(255)
+        packed[next_byte] = buffer & np.uint64(255)
 
 
-@kept
+@compiled
 def unpack_bits(packed: Bytes, bits: int, codes: Words) -> None:
     """Fill *codes* with codes of *bits* bits from the beginning of *packed*; the inverse of ``pack_bits``."""
-    buffer, filled, at = np.uint64(0), 0, 0  # bits that were read but not used, their number, the next byte
+    buffer, filled, next_byte = np.uint64(0), 0, 0  # bits that were read but not used, and their number
     mask = np.uint64((1 << bits) - 1)
     for index in range(codes.size):
         while filled < bits:
-            buffer |= np.uint64(packed[at]) << np.uint64(filled)
+            buffer |= np.uint64(packed[next_byte]) << np.uint64(filled)
             filled += 8
-            at += 1
+            next_byte += 1
         codes[index] = buffer & mask
         buffer >>= np.uint64(bits)
         filled -= bits

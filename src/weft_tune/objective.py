@@ -21,9 +21,9 @@ from weft.base.errors import TuneError, unknown_name
 from weft_tune.network import Network
 from weft_tune.numbers.configuration import Configuration
 
-DEFAULT = "weights + activations"
+DEFAULT = "weights + activations"  # total bits of both, for one sample
 Measure = Callable[[Network, Configuration], float]
-Extras = Mapping[str, Callable[[Configuration], float]]
+Extras = Mapping[str, Callable[[Configuration], float]]  # further name in an expression -> its value
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min, "max": max, "sum": sum, "len": len, "abs": abs, "ceil": math.ceil, "floor": math.floor,
     "log2": math.log2, "sqrt": math.sqrt,
@@ -48,7 +48,7 @@ _ALLOWED = (
     ast.ListComp, ast.comprehension, ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Tuple, ast.List,
     ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context,
 )  # fmt: skip
-_REFUSED = (ast.LShift, ast.MatMult)
+_REFUSED = (ast.LShift, ast.MatMult)  # a shift could compute huge numbers; there are no matrices
 
 
 def layers_of(network: Network, configuration: Configuration) -> tuple[ConfiguredLayer, ...]:
@@ -109,7 +109,7 @@ def parse_objective(text: str, extras: Extras | None = None) -> Expression:
     """Check and compile an expression; raises TuneError if it is anything but arithmetic over the known names."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
-        names = _check(tree, {"weights", "activations", "layers", *FUNCTIONS, *(extras or {})})
+        names = _check_expression(tree, {"weights", "activations", "layers", *FUNCTIONS, *(extras or {})})
         code = compile(tree, "<objective>", "eval")
     except TuneError as error:
         raise TuneError(f"objective {text!r}: {error}") from error
@@ -119,7 +119,7 @@ def parse_objective(text: str, extras: Extras | None = None) -> Expression:
     return Expression(text, dict(extras or {}), code, names)
 
 
-def _check(tree: ast.Expression, known: set[str]) -> frozenset[str]:
+def _check_expression(tree: ast.Expression, known: set[str]) -> frozenset[str]:
     """Raise TuneError if *tree* is not arithmetic over the *known* names; return the names in use.
 
     Comprehensions bind further names, as ``layer`` in ``sum(layer.bits for layer in layers)``, which must be new.
@@ -128,13 +128,14 @@ def _check(tree: ast.Expression, known: set[str]) -> frozenset[str]:
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     if clashing := bound & known:
         raise TuneError(f"{min(clashing)!r} has a meaning already; choose another name")
-    compared = {id(part) for node in nodes if isinstance(node, ast.Compare) for part in (node.left, *node.comparators)}
+    comparisons = [node for node in nodes if isinstance(node, ast.Compare)]
+    compared_ids = {id(operand) for node in comparisons for operand in (node.left, *node.comparators)}
     # Texts and lists may only be operands of comparisons. Elements of such a list are operands as well; ``ast.walk``
     # yields a list before its elements, so one pass marks them all.
     for node in nodes:
-        if isinstance(node, ast.Tuple | ast.List) and id(node) in compared:
-            compared.update(id(part) for part in node.elts)
-        _check_node(node, known | bound, id(node) in compared)
+        if isinstance(node, ast.Tuple | ast.List) and id(node) in compared_ids:
+            compared_ids.update(id(part) for part in node.elts)
+        _check_node(node, known | bound, id(node) in compared_ids)
     return frozenset(node.id for node in nodes if isinstance(node, ast.Name))
 
 
@@ -168,12 +169,12 @@ def _is_small(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and abs(node.value) <= LARGEST_POWER
 
 
-def _finite(value: Any, what: str) -> float:
-    """Convert the value of objective *what* to a float; raises TuneError if it is not a finite number."""
+def _finite(value: Any, text: str) -> float:
+    """Convert the value of objective *text* to a float; raises TuneError if it is not a finite number."""
     try:
         number = float(value) if not isinstance(value, str | bytes) else math.nan
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise TuneError(f"objective {what!r} gave {value!r}; it must be a finite number")
+        raise TuneError(f"objective {text!r} gave {value!r}; it must be a finite number")
     return number

@@ -33,8 +33,8 @@ from weft_tune.weighted_layers import find_layers, load_flat
 
 Floats = npt.NDArray[np.float32]
 
-MAGIC = b"weft\0w01"
-_LENGTH = struct.Struct("<I")
+MAGIC = b"weft\0w01"  # the first bytes of a file
+_LENGTH = struct.Struct("<I")  # of the header, in bytes
 MOST_HEADER_BYTES = 1 << 26
 """Limit of the header: 64 MiB describe hundreds of thousands of tensors; more is a damaged file."""
 MOST_VALUES = 1 << 40
@@ -82,10 +82,10 @@ def write_packed(
         )
         offset += len(streams[-1])
     header = json.dumps({"tensors": entries}, separators=(",", ":")).encode()
-    start = MAGIC + _LENGTH.pack(len(header)) + header
+    head = MAGIC + _LENGTH.pack(len(header)) + header
     with replacing(path, TuneError) as temporary:
-        temporary.write_bytes(b"".join([start, *streams]))
-    return PackedWeights(len(start), offset)
+        temporary.write_bytes(b"".join([head, *streams]))
+    return PackedWeights(len(head), offset)
 
 
 def weights_of(model: str | os.PathLike[str], network: Network) -> dict[str, Floats]:
@@ -148,7 +148,7 @@ def _unpack_tensor(entry: _PackedEntry, codes: memoryview) -> Floats:
             f"tensor {entry.name!r} needs bytes {entry.offset} to {entry.offset + needed} of {len(codes)}; "
             "the file is cut short or damaged"
         )
-    part = np.frombuffer(codes[entry.offset : entry.offset + needed], np.uint8)
-    values = decode(unpack(part, form.bits, count), form).reshape(entry.shape)
-    within = values if fits_float32(form) else np.clip(values, *float32_range(form))
-    return within.astype(np.float32)
+    packed = np.frombuffer(codes[entry.offset : entry.offset + needed], np.uint8)
+    values = decode(unpack(packed, form.bits, count), form).reshape(entry.shape)
+    in_float32 = values if fits_float32(form) else np.clip(values, *float32_range(form))
+    return in_float32.astype(np.float32)

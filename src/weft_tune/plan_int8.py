@@ -31,9 +31,9 @@ from weft.workloads.requests import Stream
 if TYPE_CHECKING:
     from weft_tune.runtime_target.fastest import RuntimeTuning
 
-KEPT = "int8"
+CACHE_FOLDER = "int8"
 """The folder of the cache with models in 8 bits."""
-FOUND = "found.json"
+RESULT_FILE = "found.json"
 """The result of a search in the model's folder; written last, so that an interrupted search leaves no result."""
 MARGIN = 0.01
 """The share of the samples whose answers may differ, the default margin of ``weft tune``."""
@@ -95,7 +95,7 @@ def _in_eight_bits(
     if model.body or len(exit_names(model.path, model.config)) > 1:
         return model, "stitched models and models with exits are not made int8"
     data = Path(request.workload.folder) / str(stream.samples)
-    folder = cache / KEPT / _key(model, data)
+    folder = cache / CACHE_FOLDER / _cache_key(model, data)
     try:
         tried = _read_cached(folder) or _search(model, data, folder, on_stage)
     except (TuneError, ModelError) as error:
@@ -107,7 +107,7 @@ def _in_eight_bits(
     return replace(model, path=folder / tried.file, preparation=prepared), remark
 
 
-def _key(model: RequestedModel, data: Path) -> str:
+def _cache_key(model: RequestedModel, data: Path) -> str:
     """A digest of everything that the search depends on: versions, processor, model files and samples."""
     files = (model.path, *external_files(model.path), data)
     parts = [these_versions(), processor_here(), model.path.stem, [digest_of(file) for file in files]]
@@ -117,7 +117,7 @@ def _key(model: RequestedModel, data: Path) -> str:
 def _read_cached(folder: Path) -> TriedInt8 | None:
     """The result of an earlier search; None if there is none, it cannot be read, or its model file is missing."""
     try:
-        cached = TriedInt8.model_validate(read_json(folder / FOUND, InputError))
+        cached = TriedInt8.model_validate(read_json(folder / RESULT_FILE, InputError))
     except (InputError, ValidationError):
         return None
     return cached if not cached.file or (folder / cached.file).is_file() else None
@@ -140,7 +140,7 @@ def _search(model: RequestedModel, data: Path, folder: Path, on_stage: OnStage) 
             shutil.copyfile(model.path.parent / name, folder / name)
         after = answers(opened, result.files["model"], inputs)
         tried = tried.model_copy(update=_compare(result, before, after, classes))
-    write_json(folder / FOUND, tried.model_dump(mode="json"))
+    write_json(folder / RESULT_FILE, tried.model_dump(mode="json"))
     return tried
 
 

@@ -76,14 +76,14 @@ class Platform:
 def as_wide(choices: tuple[Unbiased, ...], kind: Kind, bits: int) -> Unbiased:
     """The narrowest choice with at least *bits*, if possible of the type *kind*; the widest if all are narrower."""
 
-    def unlike(choice: Unbiased) -> tuple[bool, int]:
+    def kind_order(choice: Unbiased) -> tuple[bool, int]:
         """Sort key: the wanted type first, then the others in the order of ``KINDS``."""
         return choice.kind != kind, KINDS.index(choice.kind)
 
-    wide = [choice for choice in choices if choice.bits >= bits]
-    if wide:
-        return min(wide, key=lambda choice: (choice.bits, *unlike(choice)))
-    return min(choices, key=lambda choice: (-choice.bits, *unlike(choice)))
+    wide_enough = [choice for choice in choices if choice.bits >= bits]
+    if wide_enough:
+        return min(wide_enough, key=lambda choice: (choice.bits, *kind_order(choice)))
+    return min(choices, key=lambda choice: (-choice.bits, *kind_order(choice)))
 
 
 def platforms() -> list[str]:
@@ -94,7 +94,7 @@ def platforms() -> list[str]:
 
 def load_platform(name_or_path: str) -> Platform:
     """Load a platform by name, or from a TOML file."""
-    text = _read(name_or_path)
+    text = _read_text(name_or_path)
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: also a number of more than 4300 digits
@@ -120,16 +120,17 @@ def parse_platform(raw: dict[str, Any], where: str) -> Platform:
         file = _PlatformFile.model_validate(raw)
     except ValidationError as error:
         raise TuneError(f"{where}: {first_problem(error, _PlatformFile, _Formats)}") from error
-    lists: list[tuple[Unbiased, ...]] = []
+    formats_by_role: list[tuple[Unbiased, ...]] = []
     for role, section in (("weight", file.weight), ("activation", file.activation)):
-        texts = file.formats if section is None else section.formats
-        if texts is None:
+        listed = file.formats if section is None else section.formats
+        if listed is None:
             raise TuneError(f"{where}: no formats for {role}s; give [{role}] formats = [...], or formats for both")
-        lists.append(_parse_formats(texts, where))
-    return Platform(file.name, lists[0], lists[1], file.source)
+        formats_by_role.append(_parse_formats(listed, where))
+    return Platform(file.name, formats_by_role[0], formats_by_role[1], file.source)
 
 
 def _parse_formats(texts: list[str], where: str) -> tuple[Unbiased, ...]:
+    """Parse the entries of a list of formats, without duplicates, by type and width."""
     formats: set[Unbiased] = set()
     for text in texts:
         try:
@@ -159,7 +160,8 @@ def _expand(text: str) -> list[Unbiased]:
     return [Unbiased(form.kind, form.bits) for form in formats]
 
 
-def _read(name_or_path: str) -> str:
+def _read_text(name_or_path: str) -> str:
+    """The text of a shipped platform, or of a platform file."""
     if name_or_path in platforms():
         return (resources.files("weft_tune") / "platforms" / f"{name_or_path}.toml").read_text("utf-8")
     if not name_or_path.endswith(".toml"):

@@ -43,12 +43,12 @@ class Trial(NamedTuple):
     objective: float
     samples: int = 0
     chosen: bool = False
-    """Whether the search went on from this configuration."""
+    """Whether the search continued from this configuration."""
     failure: str = ""
 
 
 class Kept(NamedTuple):
-    """A point from which the search went on, on its way from the base to the result."""
+    """A point from which the search continued, on its way from the base to the result."""
 
     phase: Phase
     step: Step
@@ -92,7 +92,7 @@ class Tuning:
     thresholds: dict[Subset, float]
     trials: tuple[Trial, ...]
     path: tuple[Kept, ...]
-    """The points that the search went on from, from the base to the result."""
+    """The points from which the search continued, from the base to the result."""
     samples: dict[Subset, int]
     """The number of samples that were evaluated, by subset."""
     reused: int = field(default=0, compare=False)
@@ -119,12 +119,12 @@ class Tuning:
 
     @property
     def weight_reduction(self) -> float:
-        """How many times smaller the weights are in the configuration's formats than in float32."""
+        """Ratio of the weights' size in float32 to that in the configuration's formats."""
         return FLOAT32_BITS * self.network.weights / max(1, self.weight_bits)
 
     @property
     def reduction(self) -> float:
-        """How many times smaller weights and activations together are than in float32."""
+        """Ratio of the size of weights and activations in float32 to that in the configuration's formats."""
         float32_bits = FLOAT32_BITS * (self.network.weights + self.network.inputs)
         return float32_bits / max(1, self.weight_bits + self.activation_bits)
 
@@ -153,7 +153,7 @@ class TuningResult(Shown):
     objective: str
     bias_rule: str = "repair"
     seconds: float
-    """Duration of this run; less than that of the search, where it went on from an earlier one."""
+    """Duration of this run; less than that of the search if it continued an earlier run."""
     test_base: float | None = None
     """Score of the model before tuning on samples that the search has not seen."""
     test_score: float | None = None
@@ -176,11 +176,11 @@ class TuningResult(Shown):
 
     @property
     def methods(self) -> tuple[OtherMethod, ...]:
-        """All methods: first the network as it was, then ours, then the others."""
+        """All methods: first the original network, then ours, then the others."""
         tuning, formats = self.tuning, self.tuning.configuration.text
-        plain = FLOAT32_BITS * tuning.network.weights, FLOAT32_BITS * tuning.network.inputs
+        float32_sizes = FLOAT32_BITS * tuning.network.weights, FLOAT32_BITS * tuning.network.inputs
         sizes = tuning.weight_bits, tuning.activation_bits
-        before = OtherMethod("FLOAT 32", "", *plain, tuning.base["full"], True, 1)
+        before = OtherMethod("FLOAT 32", "", *float32_sizes, tuning.base["full"], True, 1)
         return before, OtherMethod("weft", formats, *sizes, tuning.score, True, tuning.iterations), *self.others
 
     @property
@@ -214,7 +214,7 @@ class TuningResult(Shown):
             "activation_bits": tuning.activation_bits,
             "weight_reduction": tuning.weight_reduction,
             "reduction": tuning.reduction,
-            "layers": [_layer(target, tuning.configuration) for target in tuning.network.targets],
+            "layers": [_target_row(target, tuning.configuration) for target in tuning.network.targets],
             "iterations": tuning.iterations,
             "samples": dict(tuning.samples),
             "reused": tuning.reused,
@@ -224,15 +224,15 @@ class TuningResult(Shown):
             "run_s": _before_and_after(self.run_s),
             "speedups": dict(self.speedups),
             "baselines": [other._asdict() for other in self.others],
-            "trials": [_trial(trial) for trial in tuning.trials],
+            "trials": [_trial_row(trial) for trial in tuning.trials],
             "path": kept_places(tuning),
         }
 
 
 def kept_places(tuning: Tuning) -> list[int]:
     """Positions of the kept points among the trials."""
-    places = {(trial.subset, trial.configuration): place for place, trial in enumerate(tuning.trials)}
-    return [places[_subset(tuning, kept.phase), kept.configuration] for kept in tuning.path]
+    index_of_trial = {(trial.subset, trial.configuration): index for index, trial in enumerate(tuning.trials)}
+    return [index_of_trial[_subset(tuning, kept.phase), kept.configuration] for kept in tuning.path]
 
 
 def _subset(tuning: Tuning, phase: int) -> Subset:
@@ -240,7 +240,7 @@ def _subset(tuning: Tuning, phase: int) -> Subset:
     return "small" if phase < 3 and "small" in tuning.thresholds else "full"
 
 
-def _layer(target: Target, configuration: Configuration) -> dict[str, Any]:
+def _target_row(target: Target, configuration: Configuration) -> dict[str, Any]:
     """The JSON entry of a target: format, bits and sizes of its weights and inputs."""
     row: dict[str, Any] = {"name": target.name}
     if target.branches:
@@ -258,7 +258,7 @@ def _layer(target: Target, configuration: Configuration) -> dict[str, Any]:
     return row
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
+def _trial_row(trial: Trial) -> dict[str, Any]:
     row: dict[str, Any] = {
         "iteration": trial.iteration, "phase": trial.phase, "step": trial.step, "subset": trial.subset,
         "score": trial.score if math.isfinite(trial.score) else None, "exact": trial.exact,

@@ -22,9 +22,9 @@ from weft_tune.numbers.format import Format, Kind
 from weft_tune.platform import KINDS, Platform, Unbiased
 
 MOST_RAISED = 12
-"""How far a bias may be raised: beyond that a format reaches less than 1/4096 of the largest value."""
+"""Cap on raising a bias from its start: beyond it a format reaches less than 1/4096 of the largest value."""
 MOST_LOWERED = 2
-"""How far a bias may be lowered from its start, at which the format already holds all values that were seen."""
+"""Cap on lowering a bias from its start, at which the format already holds all values that were seen."""
 
 Value = TypeVar("Value")
 Layerwise = Literal["BOTH", "WGT-ONLY", "ACT-ONLY", "NONE"]
@@ -98,7 +98,7 @@ def space_of(network: Network, platform: Platform, layerwise: Layerwise) -> Sear
 
 
 def first_scale(largest: float) -> int:
-    """-ceil(log2(largest)), exactly; 0 where there is nothing but zeros."""
+    """The largest scale at which a format holds the magnitude *largest*: -ceil(log2(largest)), exactly; 0 for zero."""
     if largest == 0:
         return 0
     mantissa, exponent = math.frexp(largest)  # log2 would round
@@ -116,8 +116,8 @@ def bias_moves(space: SearchSpace, setting: TuningSetting, by: int, group: int |
     """Moves that raise (*by* = 1) or lower (*by* = -1) the bias of one object; of *group*, or of any if None."""
     moves = []
     for position, (item, scale) in enumerate(zip(space.items, setting.scales, strict=True)):
-        within = -MOST_LOWERED <= scale + by - item.start <= MOST_RAISED
-        if setting.types[item.group].biased and within and group in (None, item.group):
+        in_range = -MOST_LOWERED <= scale + by - item.start <= MOST_RAISED
+        if setting.types[item.group].biased and in_range and group in (None, item.group):
             name = f"{by:+d} {item.target.name}.{item.role}"
             moves.append(Move(name, setting._replace(scales=_with_value(setting.scales, position, scale + by))))
     return moves
@@ -126,11 +126,11 @@ def bias_moves(space: SearchSpace, setting: TuningSetting, by: int, group: int |
 def width_moves(space: SearchSpace, setting: TuningSetting, *, narrower: bool) -> list[Move]:
     """Moves of one group to the next narrower or the next wider width of the same type."""
     moves = []
-    for position, (group, now) in enumerate(zip(space.groups, setting.types, strict=True)):
-        alike = [choice.bits for choice in group.choices if choice.kind == now.kind]
-        widths = [bits for bits in alike if (bits < now.bits if narrower else bits > now.bits)]
-        if widths:
-            new = now._replace(bits=max(widths) if narrower else min(widths))
+    for position, (group, current) in enumerate(zip(space.groups, setting.types, strict=True)):
+        widths_of_type = [choice.bits for choice in group.choices if choice.kind == current.kind]
+        fitting = [bits for bits in widths_of_type if (bits < current.bits if narrower else bits > current.bits)]
+        if fitting:
+            new = current._replace(bits=max(fitting) if narrower else min(fitting))
             name = f"{'fewer' if narrower else 'more'} {group.name}"
             moves.append(Move(name, setting._replace(types=_with_value(setting.types, position, new))))
     return moves
@@ -139,9 +139,9 @@ def width_moves(space: SearchSpace, setting: TuningSetting, *, narrower: bool) -
 def type_moves(space: SearchSpace, setting: TuningSetting) -> list[Move]:
     """Moves of one group to another type, of the same width or the widest below it."""
     moves = []
-    for position, (group, now) in enumerate(zip(space.groups, setting.types, strict=True)):
-        for kind in (kind for kind in KINDS if kind != now.kind):
-            if new := widest(group.choices, kind, now.bits):
+    for position, (group, current) in enumerate(zip(space.groups, setting.types, strict=True)):
+        for kind in (kind for kind in KINDS if kind != current.kind):
+            if new := widest(group.choices, kind, current.bits):
                 moves.append(Move(f"{kind} {group.name}", change_type(space, setting, position, new)))
     return moves
 
@@ -149,9 +149,9 @@ def type_moves(space: SearchSpace, setting: TuningSetting) -> list[Move]:
 def narrowing_moves(space: SearchSpace, setting: TuningSetting) -> list[tuple[int, Move]]:
     """Moves of one group to the widest narrower format of each type, each with the group's index."""
     moves = []
-    for position, (group, now) in enumerate(zip(space.groups, setting.types, strict=True)):
+    for position, (group, current) in enumerate(zip(space.groups, setting.types, strict=True)):
         for kind in KINDS:
-            if new := widest(group.choices, kind, now.bits - 1):
+            if new := widest(group.choices, kind, current.bits - 1):
                 moves.append((position, Move(f"{new} {group.name}", change_type(space, setting, position, new))))
     return moves
 
@@ -164,9 +164,9 @@ def widest(choices: tuple[Unbiased, ...], kind: Kind, bits: int) -> Unbiased | N
 
 def change_type(space: SearchSpace, setting: TuningSetting, group: int, new: Unbiased) -> TuningSetting:
     """The setting with *group* in the format *new*, whose largest value is as near as possible to the old one."""
-    now = setting.types[group]
+    current = setting.types[group]
     # At the same scale, a type whose largest value is a power of two reaches only half as far as another type.
-    shift = now.power_topped - new.power_topped if now.biased and new.biased and now.kind != new.kind else 0
+    shift = current.power_topped - new.power_topped if current.biased and new.biased and current.kind != new.kind else 0
     return shift_biases(space, setting._replace(types=_with_value(setting.types, group, new)), group, shift)
 
 

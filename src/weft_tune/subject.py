@@ -102,10 +102,10 @@ def parse_descriptor(raw: dict[str, Any], where: str) -> Descriptor:
 
 def network_of(descriptor: Descriptor, read: Network | None = None) -> Network:
     """The network of a descriptor; values that it leaves out come from *read*, the network of a model, if given."""
-    known = {target.name: target for target in read.targets} if read else {}
+    known_targets = {target.name: target for target in read.targets} if read else {}
     if read and not descriptor.layer:
         return Network(descriptor.name, read.targets)
-    return Network(descriptor.name, tuple(_target(layer, known) for layer in descriptor.layer))
+    return Network(descriptor.name, tuple(_target(layer, known_targets) for layer in descriptor.layer))
 
 
 def descriptor_of(network: Network, **settings: Any) -> Descriptor:
@@ -149,7 +149,7 @@ MODEL_OPTIONS = ("data", "layers", "groups", "device", "scored_output", "shapes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningSubject:
-    """What a search works on: a network, and where known its file, samples, device and costs."""
+    """The subject of a search: a network, and where known its file, samples, device and costs."""
 
     network: Network
     descriptor: Descriptor | None
@@ -167,33 +167,33 @@ class TuningSubject:
 
 def prepare(options: TuneOptions, scratch: Path) -> TuningSubject:
     """Read all files that the options name; a model of ``weft models list`` is written into the folder *scratch*."""
-    described = _descriptor(options)
+    descriptor = _load_named_descriptor(options)
     path = model_file(str(options.model), scratch)
-    _check_together(options, described, path)
+    _check_together(options, descriptor, path)
     opened = data = test = None
     if path is not None:
         from weft_tune.quantised.data import read_data
         from weft_tune.quantised.opened import open_for_tuning
 
         opened = open_for_tuning(path, options.scored_output)
-        data = _samples(options, opened, scored_by_command(options, described))
+        data = _samples(options, opened, scored_by_command(options, descriptor))
         test = read_data(options.test, opened.inputs, options.scale) if options.test else None
-    network = _network(options, described, opened, data)
+    network = _network(options, descriptor, opened, data)
     npu, counted, nodes = _device(options, path, opened, data)
     return TuningSubject(
-        network=network, descriptor=described, path=path, opened=opened, data=data, test=test, npu=npu, counted=counted,
-        nodes=nodes,
+        network=network, descriptor=descriptor, path=path, opened=opened, data=data, test=test, npu=npu,
+        counted=counted, nodes=nodes,
     )  # fmt: skip
 
 
 def make_evaluator(options: TuneOptions, subject: TuningSubject) -> Evaluator:
     """The evaluator that scores configurations: a command, or the model on its samples."""
-    described = subject.descriptor
-    if scored_by_command(options, described):
-        score = options.score or (described.score if described else "")
+    descriptor = subject.descriptor
+    if scored_by_command(options, descriptor):
+        score = options.score or (descriptor.score if descriptor else "")
         if not score:
             raise TuneError("a command needs score = 'Accuracy: (.*)', an expression that finds the score")
-        full, small = _commands(options, described)
+        full, small = _commands(options, descriptor)
         return CommandEvaluator(
             full, score, small_command=small, workers=options.workers or 1, timeout_s=options.timeout_s
         )
@@ -207,45 +207,45 @@ def make_evaluator(options: TuneOptions, subject: TuningSubject) -> Evaluator:
     )  # fmt: skip
 
 
-def scored_by_command(options: TuneOptions, described: Descriptor | None) -> bool:
-    return bool(options.command or (described and described.full))
+def scored_by_command(options: TuneOptions, descriptor: Descriptor | None) -> bool:
+    return bool(options.command or (descriptor and descriptor.full))
 
 
-def setting(options: TuneOptions, described: Descriptor | None, name: str, default: Any) -> Any:
+def setting(options: TuneOptions, descriptor: Descriptor | None, name: str, default: Any) -> Any:
     """The value of an option, else that of the network's file, else the default."""
     value = getattr(options, name)
-    if value is None and described is not None:
-        value = getattr(described, name)
+    if value is None and descriptor is not None:
+        value = getattr(descriptor, name)
     return default if value is None else value
 
 
-def _check_together(options: TuneOptions, described: Descriptor | None, path: Path | None) -> None:
+def _check_together(options: TuneOptions, descriptor: Descriptor | None, path: Path | None) -> None:
     """Refuse options that lack or exclude each other."""
-    by_command, listed = scored_by_command(options, described), bool(described and described.layer)
+    by_command, lists_layers = scored_by_command(options, descriptor), bool(descriptor and descriptor.layer)
     if path is None and not by_command:
         raise TuneError(f"{options.model} names no command (full = ...); give command = ... and score = ...")
     if INT8 in options.baselines and (path is None or by_command):
         raise TuneError(f"baselines = {INT8} needs an .onnx model and its samples, and is not scored by a command")
-    for names, allowed, why in (
+    for names, allowed, reason in (
         (("test",), not by_command, " is scored by weft itself; a command has to score its own test set"),
         (("metric",), not by_command, ": a command measures as it likes; leave one of them out"),
         (("small",), not by_command, ": a command chooses its samples; say {subset} in it, or give small_command"),
         (COMMAND_OPTIONS, by_command, " goes with command = ..."),
         (MODEL_OPTIONS, path is not None, f" needs an .onnx model; {options.model} only describes one"),
-        (("layers", "groups"), not listed, ": the network's file lists its layers already; change them there"),
+        (("layers", "groups"), not lists_layers, ": the network's file lists its layers already; change them there"),
         (("scale",), options.data or options.test, " multiplies samples of files; name them, as data = FILE.npz"),
     ):
         for name in names if not allowed else ():
             if (value := getattr(options, name)) not in (None, {}):
-                raise TuneError(f"{name} = {f'{value:g}' if isinstance(value, float) else value}{why}")
+                raise TuneError(f"{name} = {f'{value:g}' if isinstance(value, float) else value}{reason}")
 
 
-def _descriptor(options: TuneOptions) -> Descriptor | None:
+def _load_named_descriptor(options: TuneOptions) -> Descriptor | None:
     """The description that the options name, as the model itself or beside it; None if there is none."""
-    alone = options.model if str(options.model).endswith(".toml") else None
-    if alone and options.network:
-        raise TuneError(f"{alone} and network = {options.network} both describe the network; give one of them")
-    path = alone or options.network
+    model = options.model if str(options.model).endswith(".toml") else None
+    if model and options.network:
+        raise TuneError(f"{model} and network = {options.network} both describe the network; give one of them")
+    path = model or options.network
     return load_descriptor(path) if path else None
 
 
@@ -298,20 +298,20 @@ def _samples(options: TuneOptions, opened: Opened, by_command: bool) -> Labelled
 
 
 def _network(
-    options: TuneOptions, described: Descriptor | None, opened: Opened | None, data: LabelledData | None
+    options: TuneOptions, descriptor: Descriptor | None, opened: Opened | None, data: LabelledData | None
 ) -> Network:
     """The network to tune: from the model and its samples if given, completed by the description; else described."""
     if opened is not None and data is not None:
         from weft_tune.quantised.opened import find_targets
 
         network = find_targets(opened, data.inputs, layers=options.layers, groups=options.groups)
-        return network_of(described, network) if described else network
-    if described is None or not described.layer:
+        return network_of(descriptor, network) if descriptor else network
+    if descriptor is None or not descriptor.layer:
         raise TuneError(
             f"{options.model}: nothing says how large its layers' inputs get; give samples with data = FILE.npz, "
             "or list the layers in a file for network = FILE.toml"
         )
-    return network_of(described)
+    return network_of(descriptor)
 
 
 def _device(
@@ -324,11 +324,11 @@ def _device(
     npu = load_npu(options.device) if options.device else None
     if path is None or opened is None:
         return npu, None, {}
-    rows = opened.fixed_batch or 1
-    known = {
-        spec.name: (rows, *(data.inputs[spec.name].shape[1:] if data else spec.shape[1:])) for spec in opened.inputs
+    batch = opened.fixed_batch or 1
+    shapes_of_samples = {
+        spec.name: (batch, *(data.inputs[spec.name].shape[1:] if data else spec.shape[1:])) for spec in opened.inputs
     }
-    shapes = {name: shape for name, shape in known.items() if -1 not in shape} | dict(options.shapes)
+    shapes = {name: shape for name, shape in shapes_of_samples.items() if -1 not in shape} | dict(options.shapes)
     nodes = node_names(path)
     try:
         return npu, load_model(str(path), shapes=shapes), nodes
@@ -338,9 +338,9 @@ def _device(
         return None, None, nodes  # such a model can be tuned, but its cost cannot be estimated
 
 
-def _commands(options: TuneOptions, described: Descriptor | None) -> tuple[str, str | None]:
+def _commands(options: TuneOptions, descriptor: Descriptor | None) -> tuple[str, str | None]:
     """The commands for the full and the small set; with a command in the options, both of the file are ignored."""
     if options.command:
         return options.command, options.small_command
-    assert described is not None
-    return described.full, options.small_command or described.small or None
+    assert descriptor is not None
+    return descriptor.full, options.small_command or descriptor.small or None

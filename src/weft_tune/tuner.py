@@ -6,7 +6,7 @@ again (phase 4). "The chapter" is the text that describes the method; "as printe
 
 An *object* is the weights or the inputs of a layer; a *setting* has a type and width for each group of objects and a
 bias for each object; a *point* is a setting with its objective and score, *feasible* if the score reaches the
-threshold. The ``Judge`` scores settings, and keeps the points from which the search goes on.
+threshold. The ``Judge`` scores settings, and keeps the points from which the search continues.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ LADDER: tuple[Unbiased, ...] = (
 """Uniform settings of phase 1, in the order in which they are tried."""
 
 BiasRule = Literal["chapter", "keep", "repair"]
-"""How step (a) raises biases, which makes the ranges of formats smaller. ``chapter`` raises biases as long as the score
+"""Rule for raising biases in step (a), which makes ranges of formats smaller. ``chapter`` raises them while the score
 reaches the threshold, and so gives up accuracy that narrower widths could use. ``keep`` takes no step that lowers the
 score. ``repair`` does the same and adds steps that the chapter does not have: a width that fails is tried with other
 biases, and bits move between groups."""
 BIAS_RULES: tuple[BiasRule, ...] = get_args(BiasRule)
 MOST_EXCHANGES = 100
-"""Cap on the exchanges tried in one round; the largest gains come first."""
+"""Cap on the exchanges (bits moved from one group to another) tried in one round; the largest gains come first."""
 
 Search = Callable[[Judge, Point | None, BiasRule], Point | None]
 """One pass: from the best point of the pass before, if any, to a feasible point, or None."""
@@ -91,9 +91,9 @@ def find_formats(
     two_passes: False uses all samples from the start. database: keeps scores, so that an interrupted search continues
     when it is called again. Raises TuneError if no formats reach the threshold.
     """
-    _check(margin, bias, on_failure)
-    machine = load_platform(platform) if isinstance(platform, str) else platform
-    space = space_of(network, machine, layerwise)
+    _check_options(margin, bias, on_failure)
+    hardware = load_platform(platform) if isinstance(platform, str) else platform
+    space = space_of(network, hardware, layerwise)
     measure = partial(objective_from(objective, extras), network)
     start = Configuration({}) if base is None else base
     passes: dict[Subset, Search] = {"small": _first_pass, "full": _second_pass} if two_passes else {"full": _first_pass}
@@ -108,13 +108,13 @@ def find_formats(
             best = search(judge, best, bias)
             if best is None:
                 raise TuneError(
-                    f"no formats of platform {machine.name!r} were found that keep a score of {judge.threshold:.6g} "
+                    f"no formats of platform {hardware.name!r} were found that keep a score of {judge.threshold:.6g} "
                     f"(the base has {bases[subset]:.6g}, the margin is {margin:g}); raise the margin or allow wider "
                     "formats"
                 )
     assert best is not None
     return Tuning(
-        network, machine.name, margin, layerwise, best.configuration, best.score, best.objective, start,
+        network, hardware.name, margin, layerwise, best.configuration, best.score, best.objective, start,
         measure(start), bases, thresholds, tuple(judge.trials), tuple(judge.path), dict(judge.samples), judge.reused,
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ def threshold_of(base: float, margin: float) -> float:
 
 
 def _first_pass(judge: Judge, best: Point | None, bias: BiasRule) -> Point | None:
-    """Phases 1 and 2; *best* is not used."""
+    """Phases 1 and 2, from nothing: *best* is not used."""
     judge.phase = 1
     point = coarse(judge) or _climb_from_widest(judge)
     judge.phase = 2
@@ -143,7 +143,7 @@ def _second_pass(judge: Judge, best: Point | None, bias: BiasRule) -> Point | No
     return point and fine(judge, point, bias)
 
 
-def _check(margin: float, bias: BiasRule, on_failure: OnFailure) -> None:
+def _check_options(margin: float, bias: BiasRule, on_failure: OnFailure) -> None:
     if not (math.isfinite(margin) and 0 <= margin < 1):
         raise TuneError(f"margin = {margin} must be a share of the score, from 0 to below 1; 0.01 is one per cent")
     if bias not in BIAS_RULES:
@@ -182,16 +182,16 @@ def _uniform(judge: Judge, kind: Kind, bits: int) -> TuningSetting:
     return judge.space.uniform(lambda group: as_wide(group.choices, kind, bits))
 
 
-def _bisect(judge: Judge, best: Point, passes: int, failed: Unbiased) -> Point:
-    """The narrowest feasible uniform setting between *passes* bits, which *best* has, and the *failed* format."""
-    fails = failed.bits
-    while passes - fails > 1:
-        middle = (passes + fails) // 2
+def _bisect(judge: Judge, best: Point, passing_bits: int, failed: Unbiased) -> Point:
+    """The narrowest feasible uniform setting between *passing_bits* bits, which *best* has, and the *failed* format."""
+    failing_bits = failed.bits
+    while passing_bits - failing_bits > 1:
+        middle = (passing_bits + failing_bits) // 2
         point = judge.feasible(_uniform(judge, failed.kind, middle), "coarse")
         if point is None:
-            fails = middle
+            failing_bits = middle
             continue
-        passes = middle
+        passing_bits = middle
         if point.setting != best.setting:  # a platform with few widths gives one setting for several
             best = point
             judge.keep(point, "coarse")
@@ -202,8 +202,8 @@ def _narrow_powers(judge: Judge, best: Point) -> Point:
     """Change all groups to EXP, one bit narrower each time, as long as the setting stays feasible."""
     while True:
         types = tuple(
-            widest(group.choices, "EXP", now.bits - 1) or now
-            for group, now in zip(judge.space.groups, best.setting.types, strict=True)
+            widest(group.choices, "EXP", current.bits - 1) or current
+            for group, current in zip(judge.space.groups, best.setting.types, strict=True)
         )
         if types == best.setting.types:
             return best
@@ -308,12 +308,12 @@ def _change_types(judge: Judge, point: Point, bias: BiasRule) -> Point | None:
     moves = type_moves(judge.space, point.setting)
     rule = MostGainPerLoss(judge.threshold, point.objective, point.score)
     for changed in judge.accepted(moves, rule, "type"):
-        mark = len(judge.path)
+        path_length = len(judge.path)
         judge.keep(changed, "type")
         tuned = _narrow(judge, raise_biases(judge, changed, bias))
         if tuned.objective < point.objective:
             return tuned
-        del judge.path[mark:]  # forget the kept points since then: they led to no gain
+        del judge.path[path_length:]  # forget the kept points since then: they led to no gain
     return None
 
 
@@ -333,9 +333,9 @@ def exchange(judge: Judge, point: Point) -> Point | None:
 def _exchanges(judge: Judge, setting: TuningSetting) -> Iterator[TuningSetting]:
     """Settings with one group one or two widths wider, and another narrower with the same bias or one more."""
     space = judge.space
-    for once in width_moves(space, setting, narrower=False):
-        twice = (move for move in width_moves(space, once.setting, narrower=False) if move.name == once.name)
-        for wider in (once, *twice):
+    for first in width_moves(space, setting, narrower=False):
+        second = (move for move in width_moves(space, first.setting, narrower=False) if move.name == first.name)
+        for wider in (first, *second):
             for group, move in narrowing_moves(space, wider.setting):
                 if setting.types[group] == wider.setting.types[group]:
                     yield move.setting

@@ -206,8 +206,8 @@ class _TuningSteps:
             return result
         self.notify(TuneProgress("writing"))
         write_configuration(self._add_file("formats", folder / FORMATS), formats)
-        described = as_toml(descriptor_of(subject.network, margin=self.margin))
-        write_text(self._add_file("network", folder / NETWORK), described)
+        description = as_toml(descriptor_of(subject.network, margin=self.margin))
+        write_text(self._add_file("network", folder / NETWORK), description)
         result = self._export(result, folder)
         if subject.npu is not None and subject.counted is not None:
             tuned = tuned_model(subject.counted, subject.network, formats, subject.nodes)

@@ -42,7 +42,7 @@ KINDS = {"Conv": "conv", "ConvTranspose": "conv", "Gemm": "fc", "MatMul": "fc"}
 CONSTANTS_ARE_NO_INPUTS = 4
 """The first file version in which initialisers need not be inputs, too."""
 
-_OWN_NAME = re.compile(r"^(.+?)[._/](?:weights?|kernel|[wW])(?::\d+)?$")
+_WEIGHT_NAME = re.compile(r"^(.+?)[._/](?:weights?|kernel|[wW])(?::\d+)?$")
 """Names of weights with an ending that says so."""
 
 
@@ -98,7 +98,7 @@ def _hoist_constants(graph: OnnxGraph) -> None:
 def find_layers(model: OnnxModel) -> tuple[WeightedLayer, ...]:
     """Return all layers with weights, in the order of the graph."""
     folded = _FoldedTensors(model)
-    taken: set[str] = set()
+    taken_names: set[str] = set()
     layers = []
     for position, node in enumerate(model.graph.node):
         if node.op_type not in KINDS or node.domain not in STANDARD_DOMAINS or len(node.input) < 2:
@@ -109,14 +109,14 @@ def find_layers(model: OnnxModel) -> tuple[WeightedLayer, ...]:
         weight = folded.value(node.input[1])
         if weight.dtype.kind in "iu":
             continue
-        name = _unique(_name(node, roots), taken)
+        name = _unique(_name(node, roots), taken_names)
         if weight.dtype != np.float32:
             raise TuneError(f"layer {name!r} has weights of type {weight.dtype}; convert the model to float32")
         stored = node.input[1] if node.input[1] in roots else None
         layers.append(WeightedLayer(name, node.op_type, position, np.ascontiguousarray(weight), stored))
     if not layers:
-        held = ", ".join(sorted({node.op_type for node in model.graph.node}))
-        raise TuneError(f"no layer to tune: no {', '.join(KINDS)} has constant weights; the operators are {held}")
+        operators = ", ".join(sorted({node.op_type for node in model.graph.node}))
+        raise TuneError(f"no layer to tune: no {', '.join(KINDS)} has constant weights; the operators are {operators}")
     return tuple(layers)
 
 
@@ -130,24 +130,26 @@ class _FoldedTensors:
 
     def roots(self, name: str) -> list[str] | None:
         """The initialisers that tensor *name* is computed from; None if it depends on an input of the graph."""
-        roots, left = list[str](), [name]
-        while left:
-            tensor = left.pop()
+        roots, pending = list[str](), [name]
+        while pending:
+            tensor = pending.pop()
             if tensor in self._stored:
                 roots.append(tensor)
             elif tensor in self._makers and all(self._makers[tensor].input):
-                left += self._makers[tensor].input
+                pending += self._makers[tensor].input
             else:
                 return None
         return roots or None
 
     def value(self, name: str) -> npt.NDArray[Any]:
+        """The value of tensor *name*; raises TuneError if it cannot be computed."""
         try:
             return self._computed(name)
         except Exception as error:  # numpy and the reference operators each raise their own kinds
             raise TuneError(f"weight {name!r} cannot be read: {' '.join(str(error).split())[:200]}") from error
 
     def _computed(self, name: str) -> npt.NDArray[Any]:
+        """Read tensor *name*, or evaluate the nodes that compute it from initialisers."""
         if name in self._stored:
             return to_array(self._stored[name])
         nodes = needed_nodes(self._model.graph.node, [name])
@@ -162,11 +164,11 @@ def _name(node: OnnxNode, roots: list[str]) -> str:
     roots: names of the initialisers that its weight is computed from.
     """
     for root in roots:
-        if (match := _OWN_NAME.match(root)) is not None:
+        if (match := _WEIGHT_NAME.match(root)) is not None:
             return match[1]
     if node.name:
-        own: str = node.name
-        return own.strip("/").removesuffix(f"/{node.op_type}")
+        node_name: str = node.name
+        return node_name.strip("/").removesuffix(f"/{node.op_type}")
     return f"{KINDS[node.op_type]}1"
 
 
@@ -174,10 +176,10 @@ def _unique(name: str, taken: set[str]) -> str:
     """*name* without special characters, counted up if it is in *taken*; the result is added to *taken*."""
     clean = re.sub(r"/{2,}", "/", re.sub(r"[^\w./:+-]", "_", name)).strip("/") or "layer1"
     stem = clean.rstrip("0123456789")
-    counter, joint = (int(clean[len(stem) :]), "") if stem != clean else (1, "_")
-    chosen = clean
-    while chosen in taken:
+    counter, separator = (int(clean[len(stem) :]), "") if stem != clean else (1, "_")
+    candidate = clean
+    while candidate in taken:
         counter += 1
-        chosen = f"{stem}{joint}{counter}"
-    taken.add(chosen)
-    return chosen
+        candidate = f"{stem}{separator}{counter}"
+    taken.add(candidate)
+    return candidate

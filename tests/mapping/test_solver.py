@@ -77,14 +77,14 @@ def test_no_bound_is_above_the_best_schedule(seed):
     problem = arbitrary(seed)
     best = best_value(problem)
     for each in [*best_sets(problem), *simple_sets(problem.tables)]:
-        togo = priced(problem.tables, [each], -1).togo
-        assert togo[:, 0, -1, 0, 0].sum() <= best * (1 + 1e-9)
+        cost_to_end = priced(problem.tables, [each], -1).cost_to_end
+        assert cost_to_end[:, 0, -1, 0, 0].sum() <= best * (1 + 1e-9)
 
 
 def test_the_linear_programme_is_much_closer_than_weights():
     problem = synthetic(1)
     bounds = [
-        priced(problem.tables, sets, -1).togo[:, 0, -1, 0].sum(axis=0).max()
+        priced(problem.tables, sets, -1).cost_to_end[:, 0, -1, 0].sum(axis=0).max()
         for sets in (simple_sets(problem.tables), best_sets(problem))
     ]
     best = solve(problem).outcome.makespan_s
@@ -119,7 +119,7 @@ def test_the_solution_is_proved_beats_every_baseline_and_says_what_it_assumes(ob
 
 
 def test_a_proof_that_assumes_something_says_so_and_a_strict_one_assumes_nothing(monkeypatch):
-    monkeypatch.setattr("weft_map.solver.RECHECK", 500)  # far less than this problem takes without the assumption
+    monkeypatch.setattr("weft_map.solver.RECHECK_STATES", 500)  # too few for this problem without the assumption
     quick, strict = (solve(synthetic(4, 3, 6), Options(strict=strict)).certificate for strict in (False, True))
     assert quick.proved and "nowhere later" in quick.assumes
     assert strict.proved and not strict.assumes and strict.states > quick.states

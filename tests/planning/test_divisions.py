@@ -187,7 +187,7 @@ def learn(survey: _Survey, _: Any) -> None:
 
 
 FIRST = ["camera", "words", "what 1 lane can do"]
-REST = ["all models on one lane", "the way of camera", "the way of words"]
+REST = ["all models on one lane", "overhead of camera", "overhead of words"]
 ROUND = ["camera alone", "words alone", "2 lanes"]
 
 

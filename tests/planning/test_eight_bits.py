@@ -18,7 +18,7 @@ from weft.devices.host import write_host
 from weft.planning.plan import read_plan
 from weft.planning.plan_check import drift
 from weft.planning.plan_request import PlanRequest
-from weft_tune.plan_int8 import KEPT, with_int8
+from weft_tune.plan_int8 import CACHE_FOLDER, with_int8
 
 __all__ = ["brief"]
 
@@ -69,7 +69,7 @@ def test_what_was_found_is_kept_and_made_again_where_the_samples_are_others(monk
     save_data(Path("samples.npz"), points(50))
     with pytest.raises(TypeError):
         in_eight_bits(STREAM)
-    assert len([*Path("kept", KEPT).iterdir()]) == 2
+    assert len([*Path("kept", CACHE_FOLDER).iterdir()]) == 2
 
 
 def test_a_model_that_is_slower_in_8_bits_stays(monkeypatch):

@@ -253,7 +253,7 @@ def test_a_page_is_honest_about_a_schedule_that_does_not_win():
         explain([serial_outcome(), parallel_outcome()])[1]
         == "7 ms is 45.8 % more than beside, the best of the others, with 4.8 ms."
     )
-    assert explain([parallel_outcome(), parallel_outcome()])[1] == "The best of the others, beside, comes to the same."
+    assert explain([parallel_outcome(), parallel_outcome()])[1] == "The best of the others, beside, is equal."
 
 
 def test_schedules_may_be_compared_by_throughput():
@@ -264,7 +264,7 @@ def test_schedules_may_be_compared_by_throughput():
 def test_what_takes_no_time_is_explained_all_the_same():
     soc = Soc(name="duo", bandwidth_gb_s=100.0, units=(Unit(name="gpu"),))
     nothing = simulate(Problem(soc, (Task("a", (Group("a0", {"gpu": UnitCost(0.0, 1.0)}),)),)), Schedule(((GPU,),)))
-    assert explain([nothing, nothing])[1] == "The best of the others, the schedule, comes to the same."
+    assert explain([nothing, nothing])[1] == "The best of the others, the schedule, is equal."
     assert mapping_report(nothing)["throughput"] == 0.0
 
 

@@ -42,7 +42,7 @@ def test_a_strict_result_that_the_server_counts_as_late_breaks_the_promise():
 async def among_chaos(chaos: chaos_clients.Chaos) -> Counter[str]:
     """Well-behaved requests while everybody else misbehaves; what became of them."""
     storm = asyncio.create_task(chaos_clients.run_chaos(chaos, rounds=ROUNDS))
-    statuses = [await chaos.asked("healthy", chaos_clients.infer("mlp"), 200) for _ in range(HEALTHY)]
+    statuses = [await chaos.exchange("healthy", chaos_clients.infer("mlp"), 200) for _ in range(HEALTHY)]
     await storm
     return Counter(f"mlp {chaos_clients.REASONS.get(status, status)}" for status in statuses)
 

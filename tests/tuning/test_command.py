@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from weft.base.errors import EvaluationError, TuneError
-from weft_tune.command_evaluator import ERROR_CHARACTERS, KEPT_BYTES, CommandEvaluator
+from weft_tune.command_evaluator import ERROR_CHARACTERS, TAIL_BYTES, CommandEvaluator
 from weft_tune.evaluation import Score
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import EXP, FIXED
@@ -183,8 +183,8 @@ def test_what_a_command_leaves_running_is_stopped_and_not_waited_for(tmp_path: P
 
 
 def test_endless_talk_fills_neither_the_pipe_nor_the_memory() -> None:
-    assert score(f"head -c {8 * KEPT_BYTES} /dev/zero | tr '\\0' x; echo; echo Accuracy: 0.75; true {{config}}") == 0.75
-    error = failure(f"head -c {8 * KEPT_BYTES} /dev/zero | tr '\\0' y; exit 1; true {{config}}")
+    assert score(f"head -c {8 * TAIL_BYTES} /dev/zero | tr '\\0' x; echo; echo Accuracy: 0.75; true {{config}}") == 0.75
+    error = failure(f"head -c {8 * TAIL_BYTES} /dev/zero | tr '\\0' y; exit 1; true {{config}}")
     assert error.output == "y" * ERROR_CHARACTERS
 
 

@@ -136,9 +136,9 @@ def test_what_two_configurations_share_is_run_once(made, monkeypatch):
     ran = []
     with OnnxEvaluator(*made) as evaluator:
         evaluator.evaluate(COARSE, "full")
-        inner, stages = evaluator._engine._run_stage, evaluator._plan.stages
+        inner, stages = evaluator._runner._run_stage, evaluator._plan.stages
         monkeypatch.setattr(
-            evaluator._engine, "_run_stage", lambda at, *rest: ran.append(stages[at].layer) or inner(at, *rest)
+            evaluator._runner, "_run_stage", lambda at, *rest: ran.append(stages[at].layer) or inner(at, *rest)
         )
         evaluator.evaluate(Configuration(dict(COARSE) | {"fc.weight": EXP(4, 7)}), "full")
     assert set(ran) == {"fc"} and len(ran) == -(-COUNT // 32)
@@ -198,7 +198,7 @@ def test_any_labels_and_constants_have_a_fingerprint(made, tmp_path):
 
 
 def test_what_fails_before_the_first_score_may_go_well_the_next_time(evaluator, monkeypatch):
-    engine, add = evaluator._engine, evaluator._engine.add
+    engine, add = evaluator._runner, evaluator._runner.add
 
     def fails(name, samples):
         if name == "small":

@@ -139,7 +139,7 @@ def test_too_little_room_is_told(made, tmp_path, monkeypatch):
 
 def test_what_fails_inside_a_process_is_an_error_here(made, side_by_side):
     side_by_side.measure(FLOATS, *made[1:3])
-    engine = side_by_side._engine
+    engine = side_by_side._runner
     engine.add("beyond", SampleOrder(made[1], np.full(COUNT, 10**6)))
     with pytest.raises(EvaluationError, match="IndexError") as caught:
         engine.run("beyond", side_by_side._formats(FLOATS), [0, 1])
@@ -150,9 +150,9 @@ def test_what_fails_inside_a_process_is_an_error_here(made, side_by_side):
 
 def test_processes_end_when_nobody_needs_them_and_their_files_go(made, side_by_side):
     side_by_side.measure(FLOATS, *made[1:3])
-    ids, folder = side_by_side.process_ids, Path(side_by_side._engine._folder.name)
+    ids, folder = side_by_side.process_ids, Path(side_by_side._runner._folder.name)
     assert len(ids) == 2 and all(map(alive, ids)) and folder.is_dir()
-    worker = side_by_side._engine._workers[0]
+    worker = side_by_side._runner._workers[0]
     worker._input.close()  # as when this process is killed
     assert worker.wait() == 0
     side_by_side.close()

@@ -2,7 +2,7 @@
 
 ``SlowKind`` is what ``tool.toml`` registers: what ``--device slow:0`` means. Its ``SlowBackend`` opens models and
 lanes, a ``SlowModel`` is a file in one segment, measured by running it once, and a ``SlowLane`` is a thread that
-computes the steps it is given. What they leave out has its defaults in ``weft.runtime.defaults``; the protocols are in
+computes its steps. Members that they leave out have defaults in ``weft.runtime.defaults``; the protocols are in
 ``weft.runtime.backend`` and ``weft.runtime.device_kinds``.
 """
 
@@ -39,16 +39,16 @@ DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items() if name != "BYTE
 
 
 class SlowKind:
-    """The devices ``slow:0`` to ``slow:9``, which are all of this process."""
+    """The devices ``slow:0`` to ``slow:9``, which all compute in this process."""
 
     ahead, shares, engine = 0, False, None
 
     def check(self, name: str) -> str | None:
-        """Nothing is needed but ONNX, which weft has; a driver that is missing would be an InputError here."""
+        """Only ONNX is needed, which weft has; for a missing driver, raise InputError here."""
         return None
 
     def called(self, name: str) -> str:
-        """A plan that was made with another version is made again."""
+        """The device with its version, for plans: a plan of another version is computed again."""
         return f"onnx.reference {onnx.__version__}"
 
     def open(self, names: Sequence[str], limits: WorkerLimits, memory_bytes: int | None) -> SlowBackend:
@@ -89,7 +89,7 @@ class SlowBackend(BackendDefaults):
         return SlowLane(index)
 
     def close(self) -> None:
-        """Models and lanes have all there is."""
+        """Do nothing: models and lanes own all resources."""
 
 
 class SlowLane(LaneDefaults):
@@ -103,12 +103,12 @@ class SlowLane(LaneDefaults):
         self._last = self._thread.submit(self._compute, model, step, ended)
 
     def _compute(self, model: SlowModel, step: Step, ended: Ended) -> None:
-        began = time.monotonic_ns()
+        began_ns = time.monotonic_ns()
         try:
-            made, error = model.compute(step), None
-        except Exception as problem:  # whoever asked hears of it, and the lane goes on
-            made, error = [], problem
-        ended(StepEnd(began, time.monotonic_ns(), made, error))
+            outputs, error = model.compute(step), None
+        except Exception as problem:  # the client gets the error, and the lane goes on
+            outputs, error = [], problem
+        ended(StepEnd(began_ns, time.monotonic_ns(), outputs, error))
 
     def close(self, patience_s: float | None = None) -> bool:
         self._thread.shutdown(wait=False)
@@ -129,9 +129,9 @@ class SlowModel(ModelDefaults):
         self.residency = ModelResidency(memory_bytes)
 
     def measured(self, options: LoadOptions) -> SlowModel:
-        """Run it once, with inputs of ones, and keep how long it took: weft plans and decides with that."""
-        free = {spec.name: tuple(1 if size < 0 else size for size in spec.shape) for spec in self.inputs}
-        shapes = free | {name: tuple(shape) for name, shape in options.shapes.items()}
+        """Run the model once with inputs of ones, and store the time, with which weft schedules and plans."""
+        default_shapes = {spec.name: tuple(1 if size < 0 else size for size in spec.shape) for spec in self.inputs}
+        shapes = default_shapes | {name: tuple(shape) for name, shape in options.shapes.items()}
         ones = {spec.name: np.ones(shapes[spec.name], DATATYPES[spec.datatype]) for spec in self.inputs}
         began_s = time.perf_counter()
         self._session.run(None, ones)
@@ -144,18 +144,18 @@ class SlowModel(ModelDefaults):
         return StepDefaults()
 
     def compute(self, step: Step) -> list[StepOutput]:
-        """The outputs of the one part that a step has where models are not batched."""
+        """Compute the outputs of *step*, which has one part because the model is not batched."""
         (part,) = step.parts
         names = [spec.name for spec in self.outputs]
         arrays: Any = self._session.run(names, part.values)
         return [StepOutput({}, dict(zip(names, arrays, strict=True)))]
 
     def close(self) -> None:
-        """Its memory goes with it."""
+        """Do nothing: the memory is freed with the object."""
 
 
 def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    """A tensor as clients are told of it; -1 where a dimension is free."""
+    """The tensor of *value* in the terms of the protocol; free dimensions are -1."""
     tensor = value.type.tensor_type
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     if dtype not in DATATYPE_OF:

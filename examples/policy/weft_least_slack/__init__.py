@@ -1,4 +1,4 @@
-"""A policy as a package of its own: this file, and one line of ``tool.toml``.
+"""A policy in its own package: this file, and one line of ``tool.toml``.
 
 pip install examples/policy
 weft compare examples/assistant.toml -p edf,least-slack
@@ -16,7 +16,7 @@ from weft.engine.policies import Traits
 
 @dataclass(frozen=True)
 class LeastSlack(Policy):
-    """The query that can wait least: its deadline, less what remains of its work. The oldest among equals."""
+    """Start the query with the least slack (deadline minus remaining work), the oldest on a tie."""
 
     traits: ClassVar[Traits] = Traits(for_deadlines=True)
 

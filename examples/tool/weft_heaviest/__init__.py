@@ -1,4 +1,4 @@
-"""A tool as a package of its own: a command, public names, and a page that shows its results.
+"""A tool in its own package: a command, public names, and a page that shows its results.
 
 pip install examples/tool
 weft heaviest resnet18 --html heaviest.html
@@ -21,7 +21,7 @@ class HeaviestLayers(Shown):
     layers: tuple[Layer, ...]
 
     def share(self, layer: Layer) -> float:
-        """The part of all weights that a layer holds."""
+        """The share of all weights that a layer has."""
         return layer.weights / max(1, self.model.weights)
 
 

@@ -26,7 +26,7 @@ from weft_map.search import Search, rules
 WIDTH = 64
 CHUNK, MOST_STATES = 1000, 20_000
 """States to expand at a time, and in all; after that the best schedule found so far is taken."""
-ENDLESS_GB_S = 1e9  # far above the sum of any demands, and finite, so that the arithmetic stays exact
+UNLIMITED_GB_S = 1e9  # far above the sum of any demands, and finite, so that the arithmetic stays exact
 
 
 def contention_blind(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
@@ -38,16 +38,16 @@ def contention_blind(problem: Problem, objective: Objective) -> tuple[Schedule, 
     if schedule is None:
         return ()
     plan = replace(schedule, made_by="contention-blind")
-    loose = replace(plan, starts_s=None)
-    count = len(problem.tasks)
-    turned = [replace(loose, order=tuple(reversed(range(count))))] if count > 1 else []
-    return (loose, *turned, plan)
+    without_starts = replace(plan, starts_s=None)
+    tasks = len(problem.tasks)
+    reversed_order = [replace(without_starts, order=tuple(reversed(range(tasks))))] if tasks > 1 else []
+    return (without_starts, *reversed_order, plan)
 
 
 def without_contention(soc: Soc) -> Soc:
     """Return the same SoC with a memory bandwidth that no demand reaches."""
     units = tuple(unit.model_copy(update={"contention": BandwidthSharing()}) for unit in soc.units)
-    return soc.model_copy(update={"units": units, "bandwidth_gb_s": ENDLESS_GB_S})
+    return soc.model_copy(update={"units": units, "bandwidth_gb_s": UNLIMITED_GB_S})
 
 
 def _search_best(problem: Problem, objective: Objective) -> Schedule | None:
@@ -63,7 +63,7 @@ def _search_best(problem: Problem, objective: Objective) -> Schedule | None:
 
 MOST_ASSIGNMENTS = 4096
 """If there are more ways to give each model a unit, a single assignment is built greedily."""
-KEPT = 8
+MOST_CANDIDATES = 8
 """Assignments handed to the simulator, the most promising first."""
 
 
@@ -75,8 +75,9 @@ def one_unit(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     """
     chains = chains_of(problem)
     homes = _capable_units(chains) or list(chains.units)
-    ways = [[fallback(chains, n, home) for n in chains.tasks] for home in homes]
-    best = min(ways, key=lambda way: sum(alone_s(chains, n, way[n]) * chains.copies[n] for n in chains.tasks))
+    mappings = [[fallback(chains, n, home) for n in chains.tasks] for home in homes]
+    totals_s = [sum(alone_s(chains, n, units[n]) * chains.copies[n] for n in chains.tasks) for units in mappings]
+    best = mappings[totals_s.index(min(totals_s))]
     return candidates("gpu-only", chains, [best]) + in_series("gpu-only", chains, best, objective)
 
 
@@ -86,10 +87,13 @@ def per_unit(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     A stretch that may not run on its model's unit (its *home*) falls back as in ``one_unit``.
     """
     chains = chains_of(problem)
-    ways = [[fallback(chains, n, home) for home in chains.units] for n in chains.tasks]  # [task][home]: units
-    alone = [[alone_s(chains, n, way) * chains.copies[n] for way in ways[n]] for n in chains.tasks]
-    chosen = sorted(_assignments(chains, alone), key=lambda homes: _load_key(chains, alone, homes))[:KEPT]
-    mappings: list[Mapping] = [[ways[n][home] for n, home in enumerate(homes)] for homes in chosen]
+    units_by_home = [[fallback(chains, n, home) for home in chains.units] for n in chains.tasks]  # [task][home]: units
+    alone_by_home = [[alone_s(chains, n, units) * chains.copies[n] for units in units_by_home[n]] for n in chains.tasks]
+    assignments = _assignments(chains, alone_by_home)
+    assignments.sort(key=lambda homes: _load_key(chains, alone_by_home, homes))
+    mappings: list[Mapping] = [
+        [units_by_home[n][home] for n, home in enumerate(homes)] for homes in assignments[:MOST_CANDIDATES]
+    ]
     units_are_shared = len(chains.tasks) > sum(chains.instances)
     series = [in_series("per-unit", chains, mapping, objective) for mapping in mappings if units_are_shared]
     return tuple(dict.fromkeys(chain(candidates("per-unit", chains, mappings), *series)))
@@ -107,18 +111,21 @@ def _assignments(chains: ChainTimes, alone: Sequence[Sequence[float]]) -> list[t
     alone[task][unit]: seconds of the task with that home. With enough instances for all tasks no instance is shared;
     otherwise none is left out.
     """
-    count = len(chains.tasks)
-    if len(chains.units) ** count > MOST_ASSIGNMENTS:
+    tasks = len(chains.tasks)
+    if len(chains.units) ** tasks > MOST_ASSIGNMENTS:
         return [_assign_greedily(chains, alone)]
-    enough = count <= sum(chains.instances)
-    return [homes for homes in product(chains.units, repeat=count) if _uses_instances(chains, Counter(homes), enough)]
+    enough = tasks <= sum(chains.instances)
+    return [homes for homes in product(chains.units, repeat=tasks) if _uses_instances(chains, Counter(homes), enough)]
 
 
-def _uses_instances(chains: ChainTimes, used: Counter[int], enough: bool) -> bool:
-    """Whether *used* (tasks per unit) shares no instance if there are *enough*, and leaves none out otherwise."""
+def _uses_instances(chains: ChainTimes, tasks_of_unit: Counter[int], enough: bool) -> bool:
+    """Whether the assignment shares no instance if there are enough for all tasks, and leaves none out otherwise.
+
+    tasks_of_unit: unit -> number of tasks that it gets.
+    """
     if enough:
-        return all(used[unit] <= chains.instances[unit] for unit in used)
-    return all(used[unit] >= chains.instances[unit] for unit in chains.units)
+        return all(tasks_of_unit[unit] <= chains.instances[unit] for unit in tasks_of_unit)
+    return all(tasks_of_unit[unit] >= chains.instances[unit] for unit in chains.units)
 
 
 def _assign_greedily(chains: ChainTimes, alone: Sequence[Sequence[float]]) -> tuple[int, ...]:
@@ -150,14 +157,14 @@ Baseline = Callable[[Problem, Objective], tuple[Schedule, ...]]
 def either_order(method: Baseline) -> Baseline:
     """Wrap a list scheduler: run it with the tasks as listed and in reverse, since the order changes its result."""
 
-    def both(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
+    def in_both_orders(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
         listed = method(problem, objective)
         if len(problem.tasks) == 1:
             return listed
-        turned = method(Problem(problem.soc, problem.tasks[::-1]), objective)
-        return tuple(dict.fromkeys((*listed, *(_reverse_tasks(schedule) for schedule in turned))))
+        from_reversed = method(Problem(problem.soc, problem.tasks[::-1]), objective)
+        return tuple(dict.fromkeys((*listed, *(_reverse_tasks(schedule) for schedule in from_reversed))))
 
-    return both
+    return in_both_orders
 
 
 def _reverse_tasks(schedule: Schedule) -> Schedule:

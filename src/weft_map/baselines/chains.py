@@ -2,6 +2,7 @@
 
 A *stretch* is a sequence of groups that must run on one unit. Between two stretches a model may change units, so no
 method can get stuck. For very long problems only one run per task is mapped; the other runs get the same mapping.
+Indices: n, m: tasks; i: a stretch of a task.
 """
 
 from __future__ import annotations
@@ -55,24 +56,24 @@ class ChainTimes(NamedTuple):
 def chains_of(problem: Problem) -> ChainTimes:
     """Build the stretches of all tasks of *problem*."""
     tables = problem.tables
-    whole = int(tables.steps.sum()) <= MOST_STEPS
+    all_runs = int(tables.steps.sum()) <= MOST_STEPS
     waits = [np.flatnonzero(row).tolist() for row in tables.waits]
     chains = ChainTimes([], [], tables.leave.tolist(), waits, [], [], [], tables.instances.tolist())
     for n, task in enumerate(problem.tasks):
-        runs = task.repeats if whole else 1
-        cuts = [i for i in range(len(task.groups)) if i == 0 or task.groups[i - 1].leave]
-        heads = [run * len(task.groups) + cut for run in range(runs) for cut in cuts]
-        end = runs * len(task.groups)
-        chains.time.append(np.add.reduceat(tables.time[n, :end], heads, axis=0).tolist())
-        chains.move.append(tables.move[n, heads].tolist())
-        chains.fresh.append([head % len(task.groups) == 0 for head in heads])
-        chains.steps.append(np.diff([*heads, end]).tolist())
+        runs = task.repeats if all_runs else 1
+        first_groups = [i for i in range(len(task.groups)) if i == 0 or task.groups[i - 1].leave]
+        first_steps = [run * len(task.groups) + first_group for run in range(runs) for first_group in first_groups]
+        stop = runs * len(task.groups)
+        chains.time.append(np.add.reduceat(tables.time[n, :stop], first_steps, axis=0).tolist())
+        chains.move.append(tables.move[n, first_steps].tolist())
+        chains.fresh.append([first_step % len(task.groups) == 0 for first_step in first_steps])
+        chains.steps.append(np.diff([*first_steps, stop]).tolist())
         chains.copies.append(task.repeats // runs)
     return chains
 
 
 def spread(chains: ChainTimes, mapping: Mapping) -> Units:
-    """Turn a mapping of stretches into a mapping of steps."""
+    """Turn a mapping of stretches ([task][stretch]: unit) into one of steps ([task][step]: unit)."""
     return tuple(
         tuple(unit for unit, steps in zip(mapping[n], chains.steps[n], strict=True) for _ in range(steps))
         * chains.copies[n]
@@ -81,7 +82,7 @@ def spread(chains: ChainTimes, mapping: Mapping) -> Units:
 
 
 def in_turn(chains: ChainTimes) -> list[int]:
-    """An order of the tasks: as listed, but each after the tasks that it waits for."""
+    """A topological order of the tasks: as listed, but each after the tasks that it waits for."""
     order: list[int] = []
     while len(order) < len(chains.tasks):
         order.append(next(n for n in chains.tasks if n not in order and set(chains.waits[n]) <= set(order)))
@@ -90,11 +91,11 @@ def in_turn(chains: ChainTimes) -> list[int]:
 
 def alone_s(chains: ChainTimes, task: int, units: Sequence[int]) -> float:
     """Seconds of one run of the chain of *task* without other tasks; *units*: one per stretch."""
-    total, source = 0.0, -1
+    total_s, source = 0.0, -1
     for i, unit in enumerate(units):
-        total += chains.move[task][i][source][unit] + chains.time[task][i][unit]
+        total_s += chains.move[task][i][source][unit] + chains.time[task][i][unit]
         source = unit
-    return total + chains.leave[task][source]
+    return total_s + chains.leave[task][source]
 
 
 def finishes(chains: ChainTimes, mapping: Mapping, sequence: Iterable[int]) -> list[float]:
@@ -103,19 +104,19 @@ def finishes(chains: ChainTimes, mapping: Mapping, sequence: Iterable[int]) -> l
     sequence: the task whose next stretch is placed, for each stretch of all tasks.
     """
     time, move = chains.time, chains.move
-    free = [[0.0] * count for count in chains.instances]
-    ready, at, done = [0.0] * len(time), [-1] * len(time), [0] * len(time)
+    free_s = [[0.0] * count for count in chains.instances]
+    ready_s, unit_of_task, done = [0.0] * len(time), [-1] * len(time), [0] * len(time)
     for n in sequence:
         i = done[n]
         unit = mapping[n][i]
         if i == 0 and chains.waits[n]:
-            ready[n] = max(ready[m] + chains.leave[m][at[m]] for m in chains.waits[n])
-        start = ready[n] + move[n][i][at[n]][unit]
-        lane = free[unit]
-        slot = 0 if len(lane) == 1 else lane.index(min(lane))
-        ready[n] = lane[slot] = max(start, lane[slot]) + time[n][i][unit]
-        at[n], done[n] = unit, i + 1
-    return [ready[n] + chains.leave[n][at[n]] for n in chains.tasks]
+            ready_s[n] = max(ready_s[m] + chains.leave[m][unit_of_task[m]] for m in chains.waits[n])
+        start_s = ready_s[n] + move[n][i][unit_of_task[n]][unit]
+        lane_free_s = free_s[unit]
+        instance = 0 if len(lane_free_s) == 1 else lane_free_s.index(min(lane_free_s))
+        ready_s[n] = lane_free_s[instance] = max(start_s, lane_free_s[instance]) + time[n][i][unit]
+        unit_of_task[n], done[n] = unit, i + 1
+    return [ready_s[n] + chains.leave[n][unit_of_task[n]] for n in chains.tasks]
 
 
 def candidates(name: str, chains: ChainTimes, mappings: Iterable[Mapping]) -> tuple[Schedule, ...]:
@@ -133,16 +134,17 @@ def in_series(name: str, chains: ChainTimes, mapping: Mapping, objective: Object
     if objective != "throughput" or len(mapping) < 2:
         return ()
     units = spread(chains, mapping)
-    starts = (_series_starts(chains, mapping, order) for order in _orders(chains))
+    starts_of_orders = (_series_starts(chains, mapping, order) for order in _orders(chains))
     return tuple(
-        Schedule(units, starts_s=_release_times(units, first), made_by=name) for first in dict.fromkeys(starts)
+        Schedule(units, starts_s=_release_times(units, first_starts), made_by=name)
+        for first_starts in dict.fromkeys(starts_of_orders)
     )
 
 
 def _tie_orders(chains: ChainTimes) -> list[tuple[int, ...] | None]:
     """Values of ``Schedule.order`` to try: as listed, and reversed."""
-    count = len(chains.tasks)
-    return [None] if count == 1 else [None, tuple(reversed(range(count)))]
+    tasks = len(chains.tasks)
+    return [None] if tasks == 1 else [None, tuple(reversed(range(tasks)))]
 
 
 def _orders(chains: ChainTimes) -> list[tuple[int, ...]]:
@@ -152,36 +154,36 @@ def _orders(chains: ChainTimes) -> list[tuple[int, ...]]:
     """
     if len(chains.tasks) <= 3:
         return [order for order in permutations(chains.tasks) if _is_allowed(chains, order)]
-    best = [sum(min(times) for times in chains.time[n]) * chains.copies[n] for n in chains.tasks]
-    short = tuple(sorted(chains.tasks, key=best.__getitem__))
-    return [tuple(in_turn(chains)), *([short] if _is_allowed(chains, short) else [])]
+    least_s = [sum(min(times) for times in chains.time[n]) * chains.copies[n] for n in chains.tasks]
+    shortest_first = tuple(sorted(chains.tasks, key=least_s.__getitem__))
+    return [tuple(in_turn(chains)), *([shortest_first] if _is_allowed(chains, shortest_first) else [])]
 
 
 def _is_allowed(chains: ChainTimes, order: Sequence[int]) -> bool:
-    place = {n: k for k, n in enumerate(order)}
-    return all(place[m] < place[n] for n in chains.tasks for m in chains.waits[n])
+    position = {n: index for index, n in enumerate(order)}
+    return all(position[m] < position[n] for n in chains.tasks for m in chains.waits[n])
 
 
 def _series_starts(chains: ChainTimes, mapping: Mapping, order: Sequence[int]) -> tuple[float, ...]:
     """[task]: planned start of its first step, if each task in *order* waits until all its units are free."""
-    free = [[0.0] * count for count in chains.instances]
-    starts, ends = [0.0] * len(order), [0.0] * len(order)
+    free_s = [[0.0] * count for count in chains.instances]
+    starts_s, ends_s = [0.0] * len(order), [0.0] * len(order)
     for n in order:
-        used = set(mapping[n])
-        entry = chains.move[n][0][-1][mapping[n][0]]
-        whole = alone_s(chains, n, mapping[n])
-        ready = entry + max((ends[m] for m in chains.waits[n]), default=0.0)
-        starts[n] = max(ready, *(min(free[unit]) for unit in used))
-        ends[n] = starts[n] - entry + whole * chains.copies[n]
-        for unit in used:
-            free[unit].remove(min(free[unit]))
-            free[unit].append(ends[n] - chains.leave[n][mapping[n][-1]])
-    return tuple(starts)
+        units = set(mapping[n])
+        entry_s = chains.move[n][0][-1][mapping[n][0]]
+        run_s = alone_s(chains, n, mapping[n])
+        ready_s = entry_s + max((ends_s[m] for m in chains.waits[n]), default=0.0)
+        starts_s[n] = max(ready_s, *(min(free_s[unit]) for unit in units))
+        ends_s[n] = starts_s[n] - entry_s + run_s * chains.copies[n]
+        for unit in units:
+            free_s[unit].remove(min(free_s[unit]))
+            free_s[unit].append(ends_s[n] - chains.leave[n][mapping[n][-1]])
+    return tuple(starts_s)
 
 
-def _release_times(units: Units, first: Sequence[float]) -> tuple[tuple[float, ...], ...]:
-    """Planned starts by [task][step]: *first* for first steps, 0 (as soon as possible) for all others."""
-    return tuple((start, *[0.0] * (len(row) - 1)) for start, row in zip(first, units, strict=True))
+def _release_times(units: Units, first_starts: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    """Planned starts by [task][step]: *first_starts* for first steps, 0 (as soon as possible) for all others."""
+    return tuple((start, *[0.0] * (len(row) - 1)) for start, row in zip(first_starts, units, strict=True))
 
 
 def fallback(chains: ChainTimes, task: int, home: int) -> list[int]:
@@ -189,8 +191,8 @@ def fallback(chains: ChainTimes, task: int, home: int) -> list[int]:
     units: list[int] = []
     for times, moves in zip(chains.time[task], chains.move[task], strict=True):
         moves_from_here = moves[units[-1] if units else -1]
-        fastest = min(chains.units, key=lambda unit: times[unit] + moves_from_here[unit])
-        units.append(home if isfinite(times[home] + moves_from_here[home]) else fastest)
+        earliest = min(chains.units, key=lambda unit: times[unit] + moves_from_here[unit])
+        units.append(home if isfinite(times[home] + moves_from_here[home]) else earliest)
     return units
 
 

@@ -19,17 +19,17 @@ MOST_TUPLES = 256
 
 
 class _State(NamedTuple):
-    """A partial schedule of H2H's first step. Lists are copied, never changed."""
+    """A partial schedule of H2H's first step, with times in seconds. Lists are copied, never changed."""
 
     free: list[list[float]]
     """[unit][instance]: when it becomes free."""
     ready: list[float]
     """[task]: when its latest stretch ends."""
-    at: list[int]
+    unit_of_task: list[int]
     """[task]: the unit of its latest stretch; -1: none yet."""
 
     @property
-    def full(self) -> tuple[float, float]:
+    def cost(self) -> tuple[float, float]:
         """The criterion to minimise: when the last instance becomes free, then the sum of the tasks' ends."""
         return max(max(lane) for lane in self.free), sum(self.ready)
 
@@ -47,24 +47,24 @@ def h2h(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
 
 
 def computation_first(chains: ChainTimes) -> tuple[Mapping, list[int]]:
-    """Step 1: place the frontier (the next stretch of every task) so that ``_State.full`` is least, again and again.
+    """Step 1: place the frontier (the next stretch of every task) so that ``_State.cost`` is least, again and again.
 
     Returns the mapping, and the sequence of tasks whose stretches were placed.
     """
-    count = len(chains.tasks)
-    state = _State([[0.0] * lanes for lanes in chains.instances], [0.0] * count, [-1] * count)
+    tasks = len(chains.tasks)
+    state = _State([[0.0] * lanes for lanes in chains.instances], [0.0] * tasks, [-1] * tasks)
     mapping: Mapping = [[] for _ in chains.tasks]
     sequence: list[int] = []
     while frontier := _frontier(chains, mapping):
         width = min(len(frontier), len(chains.units))
         while width > 1 and len(chains.units) ** width > MOST_TUPLES:
             width -= 1
-        ways = (
+        placements = (
             (_place_stretches(chains, state, mapping, chosen, units), chosen, units)
-            for chosen in _parts(frontier, width, chains)
+            for chosen in _subsets(frontier, width, chains)
             for units in product(*(_able_units(chains, n, len(mapping[n])) for n in chosen))
         )
-        state, chosen, units = min(ways, key=lambda way: way[0].full)
+        state, chosen, units = min(placements, key=lambda placement: placement[0].cost)
         for n, unit in zip(chosen, units, strict=True):
             mapping[n].append(unit)
         sequence += chosen
@@ -95,25 +95,25 @@ def _try_neighbours(
 
     Changes *mapping* then; returns the order and the ends of the tasks after the move, or those given.
     """
-    row = mapping[n]
+    units = mapping[n]
     for other in (i - 1, i + 1):
-        if not 0 <= other < len(row) or row[other] == row[i] or chains.time[n][i][row[other]] == float("inf"):
+        if not 0 <= other < len(units) or units[other] == units[i] or chains.time[n][i][units[other]] == float("inf"):
             continue
-        was, row[i] = row[i], row[other]
-        moved = _move_next_to(order, n, i, other)
-        tried = finishes(chains, mapping, moved)
-        if max(tried) < max(ends):
-            return moved, tried
-        row[i] = was
+        unit_before, units[i] = units[i], units[other]
+        order_after = _move_next_to(order, n, i, other)
+        ends_after = finishes(chains, mapping, order_after)
+        if max(ends_after) < max(ends):
+            return order_after, ends_after
+        units[i] = unit_before
     return order, ends
 
 
 def _move_next_to(order: Sequence[int], n: int, i: int, other: int) -> list[int]:
     """The order in which stretch *i* of task *n* is placed right after stretch *other* = i - 1, or before i + 1."""
-    places = [place for place, task in enumerate(order) if task == n]
+    positions = [position for position, task in enumerate(order) if task == n]
     moved = list(order)
-    del moved[places[i]]
-    moved.insert(places[other] + (1 if other < i else -1), n)
+    del moved[positions[i]]
+    moved.insert(positions[other] + (1 if other < i else -1), n)
     return moved
 
 
@@ -123,10 +123,10 @@ def _frontier(chains: ChainTimes, mapping: Mapping) -> list[int]:
     return [n for n in chains.tasks if not done[n] and all(done[m] for m in chains.waits[n])]
 
 
-def _parts(frontier: Sequence[int], width: int, chains: ChainTimes) -> list[tuple[int, ...]]:
+def _subsets(frontier: Sequence[int], width: int, chains: ChainTimes) -> list[tuple[int, ...]]:
     """Subsets of *width* tasks of the frontier, as many as keep the ways to place them within ``MOST_TUPLES``."""
-    parts = list(combinations(frontier, width))
-    return parts[: max(1, MOST_TUPLES // len(chains.units) ** width)]
+    subsets = list(combinations(frontier, width))
+    return subsets[: max(1, MOST_TUPLES // len(chains.units) ** width)]
 
 
 def _able_units(chains: ChainTimes, n: int, i: int) -> list[int]:
@@ -138,17 +138,18 @@ def _place_stretches(
     chains: ChainTimes, state: _State, mapping: Mapping, chosen: Sequence[int], units: Sequence[int]
 ) -> _State:
     """The state after the next stretches of the tasks *chosen* are placed on *units*, each as early as possible."""
-    free, ready, at = [list(lane) for lane in state.free], list(state.ready), list(state.at)
+    free = [list(lane) for lane in state.free]
+    ready, unit_of_task = list(state.ready), list(state.unit_of_task)
     for n, unit in zip(chosen, units, strict=True):
         i = len(mapping[n])
         if i == 0 and chains.waits[n]:
-            ready[n] = max(ready[m] + chains.leave[m][at[m]] for m in chains.waits[n])
-        lane = free[unit]
-        slot = lane.index(min(lane))
-        start = max(lane[slot], ready[n] + chains.move[n][i][at[n]][unit])
-        ready[n] = lane[slot] = start + chains.time[n][i][unit]
-        at[n] = unit
-    return _State(free, ready, at)
+            ready[n] = max(ready[m] + chains.leave[m][unit_of_task[m]] for m in chains.waits[n])
+        lane_free = free[unit]
+        instance = lane_free.index(min(lane_free))
+        start = max(lane_free[instance], ready[n] + chains.move[n][i][unit_of_task[n]][unit])
+        ready[n] = lane_free[instance] = start + chains.time[n][i][unit]
+        unit_of_task[n] = unit
+    return _State(free, ready, unit_of_task)
 
 
 Lane = list[tuple[float, float]]
@@ -194,13 +195,13 @@ def _schedule(chains: ChainTimes, ranks: Sequence[Sequence[float]]) -> Mapping:
     lanes: list[list[Lane]] = [[[] for _ in range(count)] for count in chains.instances]
     mapping: Mapping = [[] for _ in chains.tasks]
     ready = [0.0] * len(mapping)
-    left = {n: len(chains.time[n]) for n in chains.tasks}
+    left = {n: len(chains.time[n]) for n in chains.tasks}  # task -> number of stretches left
     while left:
         n = max((n for n in left if not any(m in left for m in chains.waits[n])), key=lambda n: ranks[n][-left[n]])
-        i, at = len(mapping[n]), mapping[n][-1] if mapping[n] else -1
+        i, source = len(mapping[n]), mapping[n][-1] if mapping[n] else -1
         if i == 0:
             ready[n] = max((ready[m] for m in chains.waits[n]), default=0.0)
-        end, start, unit, lane = _earliest(chains, lanes, n, i, at, ready[n])
+        end, start, unit, lane = _earliest(chains, lanes, n, i, source, ready[n])
         insort(lanes[unit][lane], (start, end))
         mapping[n].append(unit)
         left[n] -= 1
@@ -211,23 +212,23 @@ def _schedule(chains: ChainTimes, ranks: Sequence[Sequence[float]]) -> Mapping:
 
 
 def _earliest(
-    chains: ChainTimes, lanes: Sequence[Sequence[Lane]], n: int, i: int, at: int, ready_s: float
+    chains: ChainTimes, lanes: Sequence[Sequence[Lane]], n: int, i: int, source: int, ready_s: float
 ) -> tuple[float, float, int, int]:
     """End, start, unit and instance of the placement of stretch *i* of task *n* that ends first.
 
-    at: the unit of the stretch before; ready_s: its end. After the last stretch, leaving the unit counts, too.
+    source: the unit of the stretch before; ready_s: its end. After the last stretch, leaving the unit counts, too.
     """
     best: tuple[float, float, int, int] = (inf, inf, 0, 0)
-    last = i + 1 == len(chains.time[n])
+    is_last = i + 1 == len(chains.time[n])
     for unit in chains.units:
         time_s = chains.time[n][i][unit]
         if not isfinite(time_s):
             continue
-        for number, lane in enumerate(lanes[unit]):
-            start = _gap(lane, ready_s + chains.move[n][i][at][unit], time_s)
-            best = min(best, (start + time_s + (chains.leave[n][unit] if last else 0.0), start, unit, number))
-    _, start, unit, number = best
-    return start + chains.time[n][i][unit], start, unit, number
+        for instance, lane in enumerate(lanes[unit]):
+            start = _gap(lane, ready_s + chains.move[n][i][source][unit], time_s)
+            best = min(best, (start + time_s + (chains.leave[n][unit] if is_last else 0.0), start, unit, instance))
+    _, start, unit, instance = best
+    return start + chains.time[n][i][unit], start, unit, instance
 
 
 def _gap(lane: Lane, ready_s: float, time_s: float) -> float:
@@ -235,15 +236,15 @@ def _gap(lane: Lane, ready_s: float, time_s: float) -> float:
     start = ready_s
     if not lane or lane[-1][1] <= ready_s:
         return start
-    for begin, end in lane:
-        if start + time_s <= begin:
+    for busy_from, busy_until in lane:
+        if start + time_s <= busy_from:
             return start
-        start = max(start, end)
+        start = max(start, busy_until)
     return start
 
 
-FACTORS = (1.1, 1.25, 1.5, 2.0, 3.0, inf)
-"""How many times the load of the emptiest unit the fullest may have; all are tried, since the paper tunes it, too."""
+BALANCE_FACTORS = (1.1, 1.25, 1.5, 2.0, 3.0, inf)
+"""Caps on the ratio of the fullest unit's load to the emptiest unit's; all are tried, since the paper tunes it, too."""
 
 
 def herald(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
@@ -256,10 +257,10 @@ def herald(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     it.
     """
     chains = chains_of(problem)
-    ranked, units = _rank_units(chains), len(chains.units)
+    ranked, unit_count = _rank_units(chains), len(chains.units)
     sequences = (breadth_first(chains), depth_first(chains))
-    ways = (_assign(ranked, sequence, factor, units) for sequence in sequences for factor in FACTORS)
-    return candidates("herald", chains, ways)
+    mappings = (_assign(ranked, sequence, factor, unit_count) for sequence in sequences for factor in BALANCE_FACTORS)
+    return candidates("herald", chains, mappings)
 
 
 def breadth_first(chains: ChainTimes) -> list[int]:
@@ -267,10 +268,10 @@ def breadth_first(chains: ChainTimes) -> list[int]:
     left = [len(stretches) for stretches in chains.time]
     sequence: list[int] = []
     while any(left):
-        turn = [n for n in chains.tasks if left[n] and not any(left[m] for m in chains.waits[n])]
-        for n in turn:
+        ready = [n for n in chains.tasks if left[n] and not any(left[m] for m in chains.waits[n])]
+        for n in ready:
             left[n] -= 1
-        sequence += turn
+        sequence += ready
     return sequence
 
 
@@ -297,26 +298,29 @@ def _rank_units(chains: ChainTimes) -> list[list[list[tuple[int, float]]]]:
 def _assign(
     ranked: Sequence[Sequence[Sequence[tuple[int, float]]]], sequence: Iterable[int], factor: float, units: int
 ) -> Mapping:
-    """Give stretches their units in the order of *sequence*; ranked: from ``_rank_units``; units: their number."""
+    """Herald's assignment of stretches to units in the order of *sequence*.
+
+    ranked: from ``_rank_units``. factor: one of ``BALANCE_FACTORS``. units: number of units.
+    """
     loads = [0.0] * units
     mapping: Mapping = [[] for _ in ranked]
     for n in sequence:
         choices = ranked[n][len(mapping[n])]
         unit, load = choices[0]
         if factor < inf:
-            unit, load = next((choice for choice in choices if _stays_even(loads, *choice, factor)), choices[0])
+            unit, load = next((choice for choice in choices if _stays_balanced(loads, *choice, factor)), choices[0])
         loads[unit] += load
         mapping[n].append(unit)
     return mapping
 
 
-def _stays_even(loads: list[float], unit: int, load: float, factor: float) -> bool:
+def _stays_balanced(loads: list[float], unit: int, load: float, factor: float) -> bool:
     """Whether the largest of *loads* is at most *factor* times the smallest after *load* is added to *unit*."""
-    before = loads[unit]
-    loads[unit] = before + load
-    even = max(loads) <= factor * min(loads)
-    loads[unit] = before
-    return even
+    load_before = loads[unit]
+    loads[unit] = load_before + load
+    is_even = max(loads) <= factor * min(loads)
+    loads[unit] = load_before
+    return is_even
 
 
 def mensa(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
@@ -335,12 +339,12 @@ def mensa(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
 def _map_task(chains: ChainTimes, task: int) -> list[int]:
     """Units of the stretches of *task*: the fastest for each, unless staying costs less than the move saves."""
     units: list[int] = []
-    for times, move, fresh in zip(chains.time[task], chains.move[task], chains.fresh[task], strict=True):
-        ideal = quickest(times)
-        if fresh:
-            units.append(ideal)
+    for times, move, begins_run in zip(chains.time[task], chains.move[task], chains.fresh[task], strict=True):
+        fastest = quickest(times)
+        if begins_run:
+            units.append(fastest)
             continue
-        here = units[-1]
-        gain, cost = times[here] - times[ideal], move[here][ideal]
-        units.append(ideal if gain > cost else here)
+        current = units[-1]
+        gain, cost = times[current] - times[fastest], move[current][fastest]
+        units.append(fastest if gain > cost else current)
     return units

@@ -40,9 +40,9 @@ def command(
         raise InputError("--quick measures and --matrix does not; give one of them")
     matrix = read_matrix(matrix_file) if matrix_file else _measure(quick)
     fit = fit_matrix(matrix)
-    _print(matrix, fit)
+    _print_fit(matrix, fit)
     if json_file or toml:
-        device = _soc(matrix, fit, measured=matrix_file is None)
+        device = _device(matrix, fit, measured=matrix_file is None)
         write_result(json_file, calibration_as_dict(matrix, fit, device))
     if toml:
         write_text(toml, soc_as_toml(device))
@@ -50,6 +50,7 @@ def command(
 
 
 def _measure(quick: bool) -> Matrix:
+    """Measure this machine, with a progress bar."""
     from weft_map.memory_contention import LEVELS, QUICK_LEVELS, QUICK_S, SECONDS, measure_host
 
     with progress_bar("measuring", 1) as advance:
@@ -60,7 +61,7 @@ def _measure(quick: bool) -> Matrix:
         )
 
 
-def _soc(matrix: Matrix, fit: Fit, *, measured: bool) -> Soc:
+def _device(matrix: Matrix, fit: Fit, *, measured: bool) -> Soc:
     """The device to write; measured: the matrix is of this machine, so its cores and their speed are known, too."""
     from weft_map.memory_contention import core_tflops, host_soc, physical_cores
 
@@ -69,7 +70,8 @@ def _soc(matrix: Matrix, fit: Fit, *, measured: bool) -> Soc:
     return host_soc(matrix, fit, name="calibrated", unit="unit")
 
 
-def _print(matrix: Matrix, fit: Fit) -> None:
+def _print_fit(matrix: Matrix, fit: Fit) -> None:
+    """Print the matrix as relative speeds, and the fitted parameters if there is contention."""
     columns = ("own GB/s", *(number(level, 1) for level in matrix.external_gb_s))
     table = plain_table("relative speed in %, by own demand and that of others (GB/s)", columns)
     for own, speeds in zip(matrix.own_gb_s, matrix.relative_speed_pct, strict=True):

@@ -102,19 +102,19 @@ def command(
     from weft_map.export import check_device_list
 
     if context.invoked_subcommand is not None:
-        if given := given_options(context):
+        if options := given_options(context):
             raise InputError(
-                f"{', '.join(given.values())}: weft map {context.invoked_subcommand} takes none of the options "
+                f"{', '.join(options.values())}: weft map {context.invoked_subcommand} takes none of the options "
                 "before its name; write its own behind it"
             )
         return
-    stated = dict(typed) | ({} if soc is None else {"soc": soc})
+    scenario_keys = dict(typed) | ({} if soc is None else {"soc": soc})
     if models is not None:
-        stated["task"] = _tasks(models, after, repeat, shape)
+        scenario_keys["task"] = _tasks(models, after, repeat, shape)
     elif after or repeat or shape:
         raise InputError("--after, --repeat and --shape go with --models; a scenario has keys for them")
     with progress_bar("reading"):
-        case = _prepare(_scenario(scenario, stated), phase)
+        case = _prepare(_scenario(scenario, scenario_keys), phase)
     if devices:
         check_device_list(devices, case.problem)
     solution = solve_shown(case)
@@ -126,18 +126,18 @@ def command(
     )
 
 
-def _scenario(path: str | None, stated: dict[str, Any]) -> Scenario:
-    """The scenario of a file, if any, with the keys that options state; options override the file."""
+def _scenario(path: str | None, keys: dict[str, Any]) -> Scenario:
+    """The scenario of the file *path*, if any, with the keys from options (*keys*) in place of the file's."""
     if path is None:
-        if "soc" not in stated or "task" not in stated:
+        if "soc" not in keys or "task" not in keys:
             raise InputError("name a SoC and models (--soc xavier --models googlenet,resnet101), or a scenario file")
-        return parse_scenario(stated, "options")
-    if "task" in stated:
+        return parse_scenario(keys, "options")
+    if "task" in keys:
         raise InputError(f"--models and the tasks of {path} do not go together; give one of them")
-    read = read_scenario(path).model_dump()
-    if "soc" in stated:
-        stated["soc"] = str(Path(stated["soc"]).absolute()) if stated["soc"].endswith(".toml") else stated["soc"]
-    return parse_scenario(read | stated, path)
+    keys_of_file = read_scenario(path).model_dump()
+    if "soc" in keys and keys["soc"].endswith(".toml"):  # an option's path does not depend on the scenario's folder
+        keys["soc"] = str(Path(keys["soc"]).absolute())
+    return parse_scenario(keys_of_file | keys, path)
 
 
 def _prepare(scenario: Scenario, phase: int | None) -> MappingCase:
@@ -156,28 +156,31 @@ def _tasks(
     models: str, after: Sequence[str] | None, repeat: Sequence[str] | None, shapes: Sequence[str] | None
 ) -> list[dict[str, Any]]:
     """The scenario's ``task`` entries from --models, --after, --repeat and --shape."""
-    given = split_names(models)
-    if not given:
+    model_names = split_names(models)
+    if not model_names:
         raise InputError("--models names nothing; give at least one model")
-    names = parse_scenario({"soc": "any", "task": [{"model": name} for name in given]}, "--models").names
-    waits = _pairs("--after", after, names)
-    counts = {name: _count(name, texts[-1]) for name, texts in _pairs("--repeat", repeat, names).items()}
-    sizes = parse_shapes(shapes, given)
+    names = parse_scenario({"soc": "any", "task": [{"model": name} for name in model_names]}, "--models").names
+    predecessors = _parse_pairs("--after", after, names)
+    counts = _parse_pairs("--repeat", repeat, names)
+    repeats = {name: _parse_repeats(name, values[-1]) for name, values in counts.items()}
+    shapes_of_model = parse_shapes(shapes, model_names)
     return [
         {
             "model": model,
             "name": name,
             "after": [
-                _check_known("--after", other, names) for text in waits.get(name, ()) for other in text.split("+")
+                _check_known("--after", predecessor, names)
+                for value in predecessors.get(name, ())
+                for predecessor in value.split("+")
             ],
-            "repeats": counts.get(name, 1),
-            "shapes": sizes.get(model),
+            "repeats": repeats.get(name, 1),
+            "shapes": shapes_of_model.get(model),
         }
-        for model, name in zip(given, names, strict=True)
+        for model, name in zip(model_names, names, strict=True)
     ]
 
 
-def _pairs(option: str, texts: Sequence[str] | None, names: Sequence[str]) -> dict[str, list[str]]:
+def _parse_pairs(option: str, texts: Sequence[str] | None, names: Sequence[str]) -> dict[str, list[str]]:
     """Parse options of the form TASK=VALUE: task -> its values; raises InputError for other texts or unknown tasks."""
     values: dict[str, list[str]] = {}
     for text in texts or ():
@@ -194,7 +197,7 @@ def _check_known(option: str, name: str, names: Sequence[str]) -> str:
     return name
 
 
-def _count(name: str, text: str) -> int:
+def _parse_repeats(name: str, text: str) -> int:
     """Parse the value of ``--repeat NAME=VALUE``."""
     if not text.isdecimal() or int(text) < 1:
         raise InputError(f"--repeat {name}={text}: give a whole number from 1")

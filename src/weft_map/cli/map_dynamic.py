@@ -44,10 +44,10 @@ def command(
     """Run a scenario's phases in real time, with the best naive schedule first and better ones when found."""
     from weft_map.dynamic import log_as_dict, run_dynamic
 
-    settings = _read(scenario, duration)
+    settings = _read_phases(scenario, duration)
     with _watch_frames(settings) as watch:
         log = run_dynamic(settings, watch, oracle=oracle)
-    _print(log)
+    _print_log(log)
     write_result(json_file, log_as_dict(log))
     if figure:
         from weft_map.pages.picture import draw_dynamic
@@ -56,7 +56,7 @@ def command(
         told("figure", figure)
 
 
-def _read(path: str, duration: float | None) -> Scenario:
+def _read_phases(path: str, duration: float | None) -> Scenario:
     """The scenario in a file; *duration*: seconds of every phase, instead of the file's."""
     from weft_map.scenario import parse_scenario, read_scenario
 
@@ -97,10 +97,10 @@ def _watch_frames(scenario: Scenario) -> Iterator[Callable[[Frame], None] | None
 def _live_table(scenario: Scenario, rows: dict[int, list[Frame]]) -> Table:
     """The live table; *rows*: number of a phase -> its first and its latest frame."""
     table = plain_table("latency per frame", ("phase", "first ms", "now ms", "schedule", "gap", "at s"))
-    for place, (first, last) in rows.items():
+    for phase, (first, last) in rows.items():
         add_row(
             table,
-            " + ".join(scenario.phase[place].tasks),
+            " + ".join(scenario.phase[phase].tasks),
             number(first.latency_s, scale=1e3),
             number(last.latency_s, scale=1e3),
             str(last.version),
@@ -110,7 +110,8 @@ def _live_table(scenario: Scenario, rows: dict[int, list[Frame]]) -> Table:
     return table
 
 
-def _print(log: DynamicLog) -> None:
+def _print_log(log: DynamicLog) -> None:
+    """Print a table with a row per phase, then the failures of the planner."""
     columns = (
         "phase", "first", "frames", "first ms", "last ms", "oracle ms", "better after ms", "within 2 % ms", "proved ms",
     )  # fmt: skip

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from weft_map.schedule import Outcome
     from weft_map.solver import Certificate, Improvement, Solution
 
-DRAWN = 3
-"""How many of the best baselines are drawn below our own schedule."""
-ORIGINS = {
+DRAWN_BASELINES = 3
+"""Number of best baselines that are drawn below our own schedule."""
+ORIGINS = {  # origin of a profile -> remark below the mapping
     "derived": "derived: published totals, shared out over the groups by the network's structure, not measured",
     "estimated": "estimated: a roofline from the SoC's description; nothing was measured",
 }
-NOTHING = 1e-6
+ROUNDING = 1e-6
 """Differences by a smaller share are rounding errors."""
-WORTH_SAYING = 5e-4
+MENTIONED_GAIN = 5e-4
 """A gain by idling is mentioned only if it is at least this share."""
 
 
 def solve_shown(case: MappingCase) -> Solution:
-    """Search, with a progress bar on a terminal."""
+    """Solve *case*, with a progress bar on a terminal."""
     from weft_map.solver import load_kernels, solve
 
     with progress_bar("loading kernels (the first use compiles them)"):
@@ -56,19 +56,19 @@ def add_z3(case: MappingCase, solution: Solution) -> Solution:
     if case.options.objective != "latency":
         raise InputError("--z3 looks for the least latency only; leave out --objective throughput")
     with progress_bar("asking Z3"):
-        theirs = solve_like_the_paper(case.problem, case.options.limits, case.options.time_limit_s)
-    verdict = "proved its schedule best" if theirs.certificate.proved else "proved nothing"
-    line = f"Z3, whose steps may wait for any time, {verdict} in {theirs.certificate.seconds:.1f} s"
+        z3_solution = solve_like_the_paper(case.problem, case.options.limits, case.options.time_limit_s)
+    verdict = "proved its schedule best" if z3_solution.certificate.proved else "proved nothing"
+    line = f"Z3, whose steps may wait for any time, {verdict} in {z3_solution.certificate.seconds:.1f} s"
     say(line)
-    return replace(solution, baselines={**solution.baselines, **theirs.baselines}, within=(*solution.within, "z3"))
+    return replace(solution, baselines={**solution.baselines, **z3_solution.baselines}, within=(*solution.within, "z3"))
 
 
 def _show_improvements(advance: Advance, objective: Objective) -> Callable[[Improvement], None]:
     """A callback that writes each improvement into the progress bar."""
 
     def show(improvement: Improvement) -> None:
-        known = isfinite(improvement.bound) and improvement.bound != 0
-        gap = f", at most {abs(improvement.value / improvement.bound - 1):.1%} from the best" if known else ""
+        has_bound = isfinite(improvement.bound) and improvement.bound != 0
+        gap = f", at most {abs(improvement.value / improvement.bound - 1):.1%} from the best" if has_bound else ""
         value = _value(improvement.value, objective)
         advance(f"{value} by {improvement.schedule.made_by} after {improvement.seconds:.2f} s{gap}")
 
@@ -76,10 +76,12 @@ def _show_improvements(advance: Advance, objective: Objective) -> Callable[[Impr
 
 
 def _value(value: float, objective: Objective) -> str:
+    """Text of a makespan in seconds, or of a throughput in runs per second."""
     return f"{value * 1e3:.3f} ms" if objective == "latency" else f"a sum of 1/T of {value:.1f}/s"
 
 
 def print_solution(case: MappingCase, solution: Solution) -> None:
+    """Print the schedules, the mapping, then sentences about energy, the proof and pauses."""
     _print_schedules(case, solution)
     console.print()
     _print_mapping(case, solution)
@@ -89,6 +91,7 @@ def print_solution(case: MappingCase, solution: Solution) -> None:
 
 
 def _energy_lines(case: MappingCase, solution: Solution) -> list[str]:
+    """A line with the energy and its budget; empty without a budget."""
     from weft_map.limits import energy_j
 
     budget_j = case.options.limits.energy_budget_j
@@ -103,7 +106,7 @@ def _idling_lines(solution: Solution) -> list[str]:
         return []
     objective = solution.certificate.objective
     ours, idled = (abs(outcome.value(objective)) for outcome in (solution.outcome, solution.idled))
-    if abs(idled / ours - 1) < WORTH_SAYING:
+    if abs(idled / ours - 1) < MENTIONED_GAIN:
         return []
     return [f"with pauses of any length the same mapping comes to {_value(idled, objective)} ({idled / ours - 1:+.2%})"]
 
@@ -129,7 +132,7 @@ def _print_schedules(case: MappingCase, solution: Solution) -> None:
 
 def _title(solution: Solution) -> str:
     made_by = solution.schedule.made_by
-    return "weft" if made_by in ("", "weft") else f"weft (that of {made_by})"
+    return "weft" if made_by in ("", "weft") else f"weft (from {made_by})"
 
 
 def _cells(outcome: Outcome, rival: Outcome | None, objective: Objective) -> tuple[str, ...]:
@@ -152,22 +155,25 @@ def _cells(outcome: Outcome, rival: Outcome | None, objective: Objective) -> tup
 
 
 def _print_mapping(case: MappingCase, solution: Solution) -> None:
+    """Print a table of the units of each task, a row per run unless all runs are alike."""
     from weft_map.export import segment_line, segments
 
     problem = case.problem
-    its = segments(problem, solution.schedule)
+    mapped = segments(problem, solution.schedule)
     table = plain_table("mapping, groups from 0", ("task", "profile", "groups", "through ms", "units"), left=2)
     units_column = table.columns[-1]
     units_column.justify, units_column.no_wrap = "left", False
     for n, task in enumerate(problem.tasks):
         profile = case.profiles[task.name]
-        ways = [segment_line(problem, [s for s in its if (s.task, s.run) == (n, run)]) for run in range(task.repeats)]
-        if len(set(ways)) == 1:
-            ways = ways[:1]
-        for run, way in enumerate(ways):
-            name = task.name if len(ways) == 1 else f"{task.name}, run {run + 1}"
-            through = number(solution.outcome.finish_s[n], scale=1e3) if run == len(ways) - 1 else ""
-            add_row(table, name, profile.origin, str(len(task.groups)), through, way)
+        texts = [
+            segment_line(problem, [s for s in mapped if (s.task, s.run) == (n, run)]) for run in range(task.repeats)
+        ]
+        if len(set(texts)) == 1:
+            texts = texts[:1]
+        for run, text in enumerate(texts):
+            name = task.name if len(texts) == 1 else f"{task.name}, run {run + 1}"
+            finish_ms = number(solution.outcome.finish_s[n], scale=1e3) if run == len(texts) - 1 else ""
+            add_row(table, name, profile.origin, str(len(task.groups)), finish_ms, text)
     console.print(table)
     for origin in dict.fromkeys(profile.origin for profile in case.profiles.values()):
         if origin in ORIGINS:
@@ -176,27 +182,27 @@ def _print_mapping(case: MappingCase, solution: Solution) -> None:
 
 def certificate_lines(certificate: Certificate) -> list[str]:
     """Describe the schedule and its certificate in two or three lines."""
-    spent = f"{certificate.seconds:.2f} s, {certificate.states:,} states"
+    effort = f"{certificate.seconds:.2f} s, {certificate.states:,} states"
     if certificate.proved:
         slack = f" to {certificate.gap:.2g}" if certificate.gap else ""
-        lines = [f"optimal{slack} among event-aligned schedules, proved ({spent})"]
+        lines = [f"optimal{slack} among event-aligned schedules, proved ({effort})"]
         if certificate.assumes:
             lines.append("the proof takes dominance for granted; --strict goes on without it")
     else:
         bound = _value(certificate.bound, certificate.objective)
         lines = [
             f"not proved optimal: the best event-aligned schedule is at most "
-            f"{_better(certificate, certificate.bound):.1%} better (bound {bound}); {certificate.ended} after {spent}"
+            f"{_better(certificate, certificate.bound):.1%} better (bound {bound}); {certificate.ended} after {effort}"
         ]
     margin = _better(certificate, certificate.any_idling_bound)
-    if margin < NOTHING:
+    if margin < ROUNDING:
         return [*lines, "no schedule of any kind is better"]
-    up = ceil(1e3 * margin) / 1e3
-    return [*lines, f"no schedule of any kind, whatever its pauses, is more than {up:.1%} better"]
+    rounded_up = ceil(1e3 * margin) / 1e3
+    return [*lines, f"no schedule of any kind, whatever its pauses, is more than {rounded_up:.1%} better"]
 
 
 def _better(certificate: Certificate, bound: float) -> float:
-    """By which share of the certified value *bound* is better."""
+    """The distance of *bound* from the certified value, as a share of the value."""
     return abs(1 - bound / certificate.value) if certificate.value else 0.0
 
 
@@ -241,7 +247,7 @@ def write_files(
     if devices:
         from weft_map.export import write_device_list
 
-        write_device_list(devices, solution.outcome, {name: its.model for name, its in case.profiles.items()})
+        write_device_list(devices, solution.outcome, {name: profile.model for name, profile in case.profiles.items()})
         told("devices", devices)
 
 
@@ -252,7 +258,7 @@ def _write_page(path: str, case: MappingCase, solution: Solution) -> None:
     notes = {
         "objective": case.options.objective,
         "in words": "; ".join([*certificate_lines(solution.certificate), *_idling_lines(solution)]),
-        **{f"profile of {name}": f"{its.origin}; {its.source}" for name, its in case.profiles.items()},
+        **{f"profile of {name}": f"{profile.origin}; {profile.source}" for name, profile in case.profiles.items()},
         "version": __version__,
     }
     numbers = {key: finite(value) for key, value in solution.certificate.as_dict().items()}
@@ -266,9 +272,10 @@ def _outcomes_to_draw(solution: Solution) -> list[Outcome]:
     """Our schedule, then the best baselines with different values, and ``gpu-only`` in any case."""
     objective = solution.certificate.objective
     ours = replace(solution.outcome, schedule=replace(solution.schedule, made_by=_title(solution)))
-    others: dict[float, Outcome] = {}
+    by_value: dict[float, Outcome] = {}
     differing = [outcome for outcome in solution.baselines.values() if outcome.schedule != solution.schedule]
     for outcome in sorted(differing, key=lambda outcome: outcome.value(objective)):
-        others.setdefault(round(outcome.value(objective), 12), outcome)
-    last = [outcome for outcome in list(others.values())[DRAWN:] if outcome.schedule.made_by == "gpu-only"]
-    return [ours, *list(others.values())[:DRAWN], *last]
+        by_value.setdefault(round(outcome.value(objective), 12), outcome)
+    best = list(by_value.values())
+    gpu_only = [outcome for outcome in best[DRAWN_BASELINES:] if outcome.schedule.made_by == "gpu-only"]
+    return [ours, *best[:DRAWN_BASELINES], *gpu_only]

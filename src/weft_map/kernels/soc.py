@@ -6,8 +6,8 @@ The state of a task is one packed number (step, unit, phase), and the seconds th
 Prices make activities of different tasks comparable (``weft_map.prices`` finds them); ``estimate`` sums up the priced
 ways to the end for a state.
 
-Arguments of the kernels: tables: ``weft_map.problem.Tables``. code: packed state per task. left: seconds left of each
-task's move, or stand-alone seconds of its step. ended: end of each task. n, m: tasks; i: a step; p: a set of prices.
+Arguments of the kernels: tables: ``weft_map.problem.Tables``. code: [task], packed state. left_s: [task], seconds left
+of its move, or stand-alone seconds of its step. ended_s: [task], when it ended. n, m: tasks; i: a step; p: a price set.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ TINY_S = 1e-13
 
 @numba.njit(cache=True, inline="always")
 def pack(step, unit, phase):
+    """Pack a task's state into one number: 3 bits of phase, 4 of unit (so at most 15 units), the rest for the step."""
     return (step << 7) | (unit << 3) | phase
 
 
@@ -51,53 +52,53 @@ def step_of(code):
 
 
 @untyped_loop
-def advance(tables, code, left, ended, pace, time, until):
-    """Advance from *time* to the next end of a step or move, or to *until* if that is earlier; return the new time.
+def advance(tables, code, left_s, ended_s, slow_downs, now_s, until_s):
+    """Advance from *now_s* to the next end of a step or move, or to *until_s* if that is earlier; return the new time.
 
-    Changes *code*, *left* and *ended*; *pace* is scratch for the slow-down of each task.
+    Changes *code*, *left_s* and *ended_s*; *slow_downs* is scratch memory, [task].
     """
-    total = 0.0
+    total_gb_s = 0.0
     for n in range(len(code)):
         if phase_of(code[n]) == RUNNING:
-            total += tables.demand[n, step_of(code[n]), unit_of(code[n])]
-    passed = until - time
+            total_gb_s += tables.demand[n, step_of(code[n]), unit_of(code[n])]
+    passed_s = until_s - now_s
     for n in range(len(code)):
         phase = phase_of(code[n])
         if phase == RUNNING:
             unit = unit_of(code[n])
-            own = tables.demand[n, step_of(code[n]), unit]
-            pace[n] = slow_down(tables.contention[unit], own, total - own)
-            passed = min(passed, left[n] * pace[n])
+            own_gb_s = tables.demand[n, step_of(code[n]), unit]
+            slow_downs[n] = slow_down(tables.contention[unit], own_gb_s, total_gb_s - own_gb_s)
+            passed_s = min(passed_s, left_s[n] * slow_downs[n])
         elif phase in (MOVING, LEAVING):
-            pace[n] = 1.0
-            passed = min(passed, left[n])
-    time += passed
+            slow_downs[n] = 1.0
+            passed_s = min(passed_s, left_s[n])
+    now_s += passed_s
     any_done = False
     for n in range(len(code)):
         phase = phase_of(code[n])
         if phase not in (RUNNING, MOVING, LEAVING):
             continue
-        left[n] -= passed / pace[n]
-        if left[n] * pace[n] > TINY_S:
+        left_s[n] -= passed_s / slow_downs[n]
+        if left_s[n] * slow_downs[n] > TINY_S:
             continue
-        left[n] = 0.0
+        left_s[n] = 0.0
         step, unit = step_of(code[n]), unit_of(code[n])
         if phase == MOVING:
             code[n] = pack(step, unit, READY)
         elif phase == RUNNING and step + 1 < tables.steps[n]:
             code[n] = pack(step + 1, unit, BOUNDARY)
         elif phase == RUNNING and tables.leave[n, unit] > 0:
-            code[n], left[n] = pack(step, unit, LEAVING), tables.leave[n, unit]
+            code[n], left_s[n] = pack(step, unit, LEAVING), tables.leave[n, unit]
         else:
-            code[n], ended[n], any_done = pack(0, 0, DONE), time, True
+            code[n], ended_s[n], any_done = pack(0, 0, DONE), now_s, True
     if any_done:
         release(tables, code)
-    return time
+    return now_s
 
 
 @untyped_loop
 def release(tables, code):
-    """Set waiting tasks to BOUNDARY if all tasks that they wait for are done; they come from outside."""
+    """Set waiting tasks to BOUNDARY if all tasks that they wait for are done; their first move is from outside."""
     outside = tables.time.shape[2]
     for n in range(len(code)):
         if phase_of(code[n]) == WAITING:
@@ -119,101 +120,102 @@ def finished(code):
 
 
 @untyped_loop
-def follow(tables, units, order, delays, starts, ended):
-    """Simulate a mapping, first come, first served; return the makespan, and fill *starts* and *ended*.
+def follow(tables, unit_of_step, order, delays_s, starts_s, ended_s):
+    """Simulate a mapping, first come, first served; return the makespan, and fill *starts_s* and *ended_s*.
 
-    units, delays, starts: [task, step]; a step enters the queue of its unit when it is ready there and its delay has
-    passed. order: tasks by priority, highest first, for steps that enter a queue at once.
+    unit_of_step, delays_s, starts_s: [task, step]; a step enters the queue of its unit when it is ready there and its
+    delay has passed. order: tasks by priority, highest first, for steps that enter a queue at the same time.
     """
     tasks, outside = len(order), tables.time.shape[2]
-    code, left = np.full(tasks, pack(0, 0, WAITING)), np.zeros(tasks)
-    due, pace, busy = np.full(tasks, np.inf), np.ones(tasks), np.zeros(outside, np.int64)
+    code, left_s = np.full(tasks, pack(0, 0, WAITING)), np.zeros(tasks)
+    due_s, slow_downs, running = np.full(tasks, np.inf), np.ones(tasks), np.zeros(outside, np.int64)
     release(tables, code)
-    time = 0.0
+    now_s = 0.0
     while not finished(code):
-        busy[:] = 0
+        running[:] = 0
         for n in range(tasks):
             if phase_of(code[n]) == BOUNDARY:
                 step = step_of(code[n])
-                unit = units[n, step]
-                left[n] = tables.move[n, step, unit_of(code[n]), unit]
-                code[n] = pack(step, unit, MOVING if left[n] > 0 else READY)
-                due[n] = np.inf
-            if phase_of(code[n]) == READY and due[n] == np.inf:
-                due[n] = time + delays[n, step_of(code[n])]
+                unit = unit_of_step[n, step]
+                left_s[n] = tables.move[n, step, unit_of(code[n]), unit]
+                code[n] = pack(step, unit, MOVING if left_s[n] > 0 else READY)
+                due_s[n] = np.inf
+            if phase_of(code[n]) == READY and due_s[n] == np.inf:
+                due_s[n] = now_s + delays_s[n, step_of(code[n])]
             if phase_of(code[n]) == RUNNING:
-                busy[unit_of(code[n])] += 1
-        until = np.inf
+                running[unit_of(code[n])] += 1
+        until_s = np.inf
         while True:
-            first = -1
+            next_task = -1
             for n in order:
                 if phase_of(code[n]) != READY:
                     continue
-                if due[n] > time + TINY_S:
-                    until = min(until, due[n])
-                elif busy[unit_of(code[n])] < tables.instances[unit_of(code[n])] and (
-                    first < 0 or due[n] < due[first] - TINY_S
+                if due_s[n] > now_s + TINY_S:
+                    until_s = min(until_s, due_s[n])
+                elif running[unit_of(code[n])] < tables.instances[unit_of(code[n])] and (
+                    next_task < 0 or due_s[n] < due_s[next_task] - TINY_S
                 ):
-                    first = n
-            if first < 0:
+                    next_task = n
+            if next_task < 0:
                 break
-            step, unit = step_of(code[first]), unit_of(code[first])
-            busy[unit] += 1
-            code[first], left[first], due[first] = pack(step, unit, RUNNING), tables.time[first, step, unit], np.inf
-            starts[first, step] = time
-        time = advance(tables, code, left, ended, pace, time, until)
-    return time
+            step, unit = step_of(code[next_task]), unit_of(code[next_task])
+            running[unit] += 1
+            code[next_task], left_s[next_task] = pack(step, unit, RUNNING), tables.time[next_task, step, unit]
+            due_s[next_task] = np.inf
+            starts_s[next_task, step] = now_s
+        now_s = advance(tables, code, left_s, ended_s, slow_downs, now_s, until_s)
+    return now_s
 
 
 @numba.njit(cache=True, error_model="numpy")
-def slow_down(row: npt.NDArray[np.float64], own: float, others: float) -> float:
-    """How many times longer work takes that demands *own* GB/s while others demand *others* GB/s together.
+def slow_down(row: npt.NDArray[np.float64], own_gb_s: float, others_gb_s: float) -> float:
+    """The slow-down (1 or more) of work that demands *own_gb_s* while all other work demands *others_gb_s* together.
 
     row: the unit's row of ``Soc.contention_table``; row[0] is 0 for plain sharing of the bandwidth, else PCCS. As in
     PCCS, work is in the minor, normal or intensive region by its own demand.
     """
-    if own <= 0.0 or others <= 0.0:
+    if own_gb_s <= 0.0 or others_gb_s <= 0.0:
         return 1.0
     peak: float = row[1]
     if row[0] == 0.0:
-        return max(1.0, (own + others) / peak)
+        return max(1.0, (own_gb_s + others_gb_s) / peak)
     mrmc_pct, pbw, tbwdc, cbp, rate_n = row[4], row[5], row[6], row[7], row[8]
     floor_pct: float = row[9]
-    minor = mrmc_pct * min(others, pbw) / pbw
-    plateau = max(0.0, own + cbp - tbwdc) * rate_n
-    if own <= row[2]:
-        lost = minor
-    elif own <= row[3]:
-        lost = max(minor, min(plateau, (own + others - tbwdc) * rate_n))
+    minor_pct = mrmc_pct * min(others_gb_s, pbw) / pbw
+    plateau_pct = max(0.0, own_gb_s + cbp - tbwdc) * rate_n
+    if own_gb_s <= row[2]:
+        lost_pct = minor_pct
+    elif own_gb_s <= row[3]:
+        lost_pct = max(minor_pct, min(plateau_pct, (own_gb_s + others_gb_s - tbwdc) * rate_n))
     elif cbp > 0.0:
-        lost = plateau * (min(others, cbp) / cbp)
+        lost_pct = plateau_pct * (min(others_gb_s, cbp) / cbp)
     else:
-        lost = plateau
-    kept: float = min(100.0, max(floor_pct, 100.0 - lost))
-    return 100.0 / kept
+        lost_pct = plateau_pct
+    speed_pct: float = min(100.0, max(floor_pct, 100.0 - lost_pct))
+    return 100.0 / speed_pct
 
 
 Floats = npt.NDArray[np.float64]
 
 
 class ActivityPrices(NamedTuple):
-    """Several sets of prices; in each set, activities that can run at once cost at most 1 per second together.
+    """Several sets of prices; in each set, activities that can run together cost at most 1 per second in all.
 
-    So the cost of the cheapest way to the end, summed over the tasks, is a lower bound on the seconds left.
+    So the least cost of a task's remaining steps, summed over the tasks, is a lower bound on the seconds left.
     """
 
     run: Floats
     """[task, step, unit, set]: price of a second of stand-alone work."""
     move: Floats
     """[task, set]: price of a second in which the task moves."""
-    togo: Floats
-    """[task, step, from, switches left, set]: cost of the cheapest way from before the step to the end."""
+    cost_to_end: Floats
+    """[task, step, from, switches left, set]: least cost of this step and all later ones, coming from unit *from*."""
     energy: Floats
-    """[task, step, from]: the fewest joules from before the step to the end."""
+    """[task, step, from]: least energy in joules of this step and all later ones, coming from unit *from*."""
 
 
 SAME_LATER, NOWHERE_EARLIER = range(2)
-"""Which states the search drops in favour of another state with the same phases. SAME_LATER: the same state at a later
+"""Dominance rules: which of two states with the same phases the search drops. SAME_LATER: the same state at a later
 time, which is certainly no better. NOWHERE_EARLIER: a state in which no task is further ahead, which is rarely wrong.
 """
 
@@ -226,48 +228,48 @@ class BoundRules(NamedTuple):
     repeats: Floats
     """[task]: its runs, for the throughput."""
     switches: int
-    """How often a task may change its unit within a run; -1: any number of times."""
+    """Cap on a task's changes of unit within a run; -1: no cap."""
     deadline: float
     """Seconds by which all tasks must have ended; infinite without a limit."""
     budget: float
     """Joules that all tasks together may take; infinite without a limit."""
     dominance: int
-    """Which states are dropped for another state: ``SAME_LATER`` or ``NOWHERE_EARLIER``."""
+    """The dominance rule: ``SAME_LATER`` or ``NOWHERE_EARLIER``."""
 
 
 @untyped_called
-def estimate(tables, rules, prices, work, time):
-    """A lower bound for the values of schedules through the state in *work* at *time*; infinite if it breaks a limit.
+def estimate(tables, rules, prices, work, now_s):
+    """A lower bound for the values of schedules through the state in *work* at *now_s*; infinite if it breaks a limit.
 
-    *work* is a ``soc_search.Scratch``; this fills its ``costs`` with the priced rest of each task.
+    *work* is a ``soc_search.Scratch``; this fills its ``costs``: the least cost of each task's remaining steps.
     """
-    if rules.budget < np.inf and work.spent[0] + _energy_to_go(tables, prices, work) > rules.budget:
+    if rules.budget < np.inf and work.spent_j[0] + _energy_to_go(tables, prices, work) > rules.budget:
         return np.inf
     sets = prices.move.shape[1]
     for n in range(len(work.code)):
-        code, left = work.code[n], work.left[n]
+        code, left_s = work.code[n], work.left_s[n]
         phase, step, unit = phase_of(code), step_of(code), unit_of(code)
-        switches_left = rules.switches - work.used[n] if rules.switches >= 0 else 0
+        switches_left = rules.switches - work.switches_used[n] if rules.switches >= 0 else 0
         if phase == DONE:
             for p in range(sets):
                 work.costs[n, p] = 0.0
         elif phase == LEAVING:
             for p in range(sets):
-                work.costs[n, p] = prices.move[n, p] * left
+                work.costs[n, p] = prices.move[n, p] * left_s
         elif phase in (BOUNDARY, HELD, WAITING):
             if phase == WAITING:
                 unit = tables.time.shape[2]
             for p in range(sets):
-                work.costs[n, p] = prices.togo[n, step, unit, switches_left, p]
+                work.costs[n, p] = prices.cost_to_end[n, step, unit, switches_left, p]
         else:
-            move_s, run_s = 0.0, left
+            move_s, run_s = 0.0, left_s
             if phase != RUNNING:
-                move_s, run_s = left, tables.time[n, step, unit]
+                move_s, run_s = left_s, tables.time[n, step, unit]
             for p in range(sets):
                 work.costs[n, p] = (
                     prices.move[n, p] * move_s
                     + prices.run[n, step, unit, p] * run_s
-                    + prices.togo[n, step + 1, unit, switches_left, p]
+                    + prices.cost_to_end[n, step + 1, unit, switches_left, p]
                 )
     least_s = 0.0  # every set gives a lower bound on the seconds left; the largest is the best
     for p in range(sets):
@@ -275,42 +277,42 @@ def estimate(tables, rules, prices, work, time):
         for n in range(len(work.code)):
             cost += work.costs[n, p]
         least_s = max(least_s, cost)
-    if time + least_s > rules.deadline:
+    if now_s + least_s > rules.deadline:
         return np.inf
     if rules.throughput:
-        return _least_negated_throughput(rules, work, time, sets)
-    return time + least_s
+        return _least_negated_throughput(rules, work, now_s, sets)
+    return now_s + least_s
 
 
 @untyped_called
 def _energy_to_go(tables, prices, work):
-    """The fewest joules of all steps whose unit is not chosen yet."""
-    least = 0.0
+    """The least energy in joules of all steps whose unit is not chosen yet."""
+    least_j = 0.0
     for n in range(len(work.code)):
         code = work.code[n]
         phase, step, unit = phase_of(code), step_of(code), unit_of(code)
         if phase == WAITING:
-            least += prices.energy[n, 0, tables.time.shape[2]]
+            least_j += prices.energy[n, 0, tables.time.shape[2]]
         elif phase in (BOUNDARY, HELD):
-            least += prices.energy[n, step, unit]
+            least_j += prices.energy[n, step, unit]
         elif phase in (MOVING, READY, RUNNING):
-            least += prices.energy[n, step + 1, unit]
-    return least
+            least_j += prices.energy[n, step + 1, unit]
+    return least_j
 
 
 @untyped_called
-def _least_negated_throughput(rules, work, time, sets):
-    """A lower bound on the negated throughput.
+def _least_negated_throughput(rules, work, now_s, sets):
+    """A lower bound on the negated throughput, by dynamic programming over the sets of tasks that end first.
 
-    In whatever order the tasks end, the last task of the first k to end ends no earlier than those k tasks need
-    together by the prices. work.subsets[bits]: the most throughput if just this set of tasks ends first, built up by
-    adding the task that ends last; -1 if the set holds a task that has ended already.
+    The k tasks that end first need at least the largest sum of their costs in any price set, and the last of them ends
+    no earlier. work.subsets[bits]: an upper bound of the throughput of this set of tasks if it ends before all others;
+    bit n stands for task n; -1 if the set holds a task that has ended already.
     """
     tasks = len(work.code)
     done_rate = 0.0
     for n in range(tasks):
         if phase_of(work.code[n]) == DONE:
-            done_rate += rules.repeats[n] / max(work.ended[n], TINY_S)
+            done_rate += rules.repeats[n] / max(work.ended_s[n], TINY_S)
     work.subsets[0] = 0.0
     for subset in range(1, 1 << tasks):
         work.subsets[subset] = -1.0
@@ -323,7 +325,7 @@ def _least_negated_throughput(rules, work, time, sets):
             need_s = max(need_s, cost)
         for n in range(tasks):
             if subset >> n & 1 and phase_of(work.code[n]) != DONE and work.subsets[subset ^ (1 << n)] >= 0:
-                rate = rules.repeats[n] / max(time + need_s, TINY_S)
+                rate = rules.repeats[n] / max(now_s + need_s, TINY_S)
                 work.subsets[subset] = max(work.subsets[subset], work.subsets[subset ^ (1 << n)] + rate)
     most = 0.0
     for subset in range(1 << tasks):
@@ -332,34 +334,34 @@ def _least_negated_throughput(rules, work, time, sets):
 
 
 @untyped_loop
-def value_of(rules, ended):
-    """The value to minimise if the tasks end at *ended*: the makespan, or the negated throughput."""
+def value_of(rules, ended_s):
+    """The value to minimise if the tasks end at *ended_s*: the makespan, or the negated throughput."""
     if not rules.throughput:
-        return ended.max()
-    total = 0.0
-    for n in range(len(ended)):
-        total += rules.repeats[n] / max(ended[n], TINY_S)
-    return -total
+        return ended_s.max()
+    runs_per_s = 0.0
+    for n in range(len(ended_s)):
+        runs_per_s += rules.repeats[n] / max(ended_s[n], TINY_S)
+    return -runs_per_s
 
 
 @untyped_loop
-def shift(tables, rules, units, order, delays, starts, ended, best, stride):
-    """One round of the pattern search over delays: make each delay *stride* seconds longer, then shorter.
+def shift(tables, rules, unit_of_step, order, delays_s, starts_s, ended_s, best, stride_s):
+    """One round of the pattern search over delays: try each delay *stride_s* longer, then *stride_s* shorter.
 
-    Changes that improve *best* stay in *delays* ([task, step]). Returns the best value; *starts* and *ended* are those
-    of the last trial.
+    Changes that improve the value *best* stay in *delays_s* ([task, step]). Returns the best value; *starts_s* and
+    *ended_s* are those of the last trial.
     """
     for n in range(len(tables.steps)):
         for i in range(tables.steps[n]):
             for sign in (1.0, -1.0):
-                kept = delays[n, i]
-                delays[n, i] = max(0.0, kept + sign * stride)
-                if delays[n, i] == kept:
+                delay_s = delays_s[n, i]
+                delays_s[n, i] = max(0.0, delay_s + sign * stride_s)
+                if delays_s[n, i] == delay_s:
                     continue
-                follow(tables, units, order, delays, starts, ended)
-                value = value_of(rules, ended)
+                follow(tables, unit_of_step, order, delays_s, starts_s, ended_s)
+                value = value_of(rules, ended_s)
                 if value < best - 1e-9 * abs(best):
                     best = value
                 else:
-                    delays[n, i] = kept
+                    delays_s[n, i] = delay_s
     return best

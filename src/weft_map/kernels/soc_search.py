@@ -43,8 +43,8 @@ from weft_map.kernels.soc import (
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-LIKE_S = 1e-11
-"""Resolution in seconds of the hash of a state: states that differ by less mostly get the same hash. If not, both are
+HASH_STEP_S = 1e-11
+"""Rounding of times for the hash of a state: states with almost equal times mostly get the same hash. If not, both are
 kept, which costs only time."""
 
 
@@ -52,25 +52,25 @@ class Store(NamedTuple):
     """The states of a search, one per row."""
 
     code: npt.NDArray[np.int32]
-    """[state, task]: step, unit and phase, packed."""
-    used: npt.NDArray[np.int32]
+    """[state, task]: step, unit and phase, packed (``soc.pack``)."""
+    switches_used: npt.NDArray[np.int32]
     """[state, task]: switches of this run so far."""
-    chosen: npt.NDArray[np.int32]
+    chosen_unit: npt.NDArray[np.int32]
     """[state, task]: the unit chosen last."""
-    left: Floats
+    left_s: Floats
     """[state, task]: seconds left of the move, or of stand-alone work."""
-    ended: Floats
+    ended_s: Floats
     """[state, task]: when the task ended."""
-    spent: Floats
-    """[state]: joules of all steps whose unit is chosen."""
-    time: Floats
+    spent_j: Floats
+    """[state]: energy in joules of all steps whose unit is chosen."""
+    time_s: Floats
     """[state]: seconds since the begin."""
     bound: Floats
     """[state]: no schedule through the state has a smaller value."""
     parent: npt.NDArray[np.int32]
-    """[state]: the state before; -1: this is the first."""
-    follows: npt.NDArray[np.int32]
-    """[state]: the next state of the same phases in a linked list; -1: none."""
+    """[state]: row of the state before; -1: this is the first."""
+    next_row: npt.NDArray[np.int32]
+    """[state]: row of the next state in the linked list of states with the same phases; -1: none."""
     dropped: npt.NDArray[np.bool_]
     """[state]: not worth expanding, because another state dominates it or it is finished."""
 
@@ -78,32 +78,32 @@ class Store(NamedTuple):
 class Scratch(NamedTuple):
     """Memory in which the successors of one state are put together, one after another."""
 
-    options: Ints
+    option_counts: Ints
     """[task]: the number of its options at the event."""
     picks: Ints
     """[task]: the option that the present combination picks."""
-    codes: Ints
-    """[task, option]: the packed step, unit and phase after the option."""
-    lefts: Floats
-    """[task, option]: seconds left after the option; see ``Store.left``."""
-    useds: Ints
-    """[task, option]: switches of this run after the option."""
+    option_codes: Ints
+    """[task, option]: ``Store.code`` after the option."""
+    option_left_s: Floats
+    """[task, option]: ``Store.left_s`` after the option."""
+    option_switches: Ints
+    """[task, option]: ``Store.switches_used`` after the option."""
     code: Ints
-    """This and the next four: [task] of the successor, as in ``Store``."""
-    chosen: Ints
-    left: Floats
-    used: Ints
-    ended: Floats
-    spent: Floats
+    """The successor, [task], as in ``Store``; so are the next four."""
+    chosen_unit: Ints
+    left_s: Floats
+    switches_used: Ints
+    ended_s: Floats
+    spent_j: Floats
     """Joules spent so far, a single number."""
-    busy: Ints
-    """[unit]: how many tasks run on it."""
-    pace: Floats
-    """[task]: seconds per second of stand-alone work."""
+    running: Ints
+    """[unit]: the number of tasks that run on it."""
+    slow_downs: Floats
+    """[task]: seconds that it takes per second of stand-alone work."""
     costs: Floats
-    """[task, set]: the remaining cost of the task at the prices of the set."""
+    """[task, price set]: least cost of the task's remaining steps."""
     subsets: Floats
-    """[bits of a set of tasks]: see ``_least_negated_throughput``."""
+    """[bits of a set of tasks]: see ``soc._least_negated_throughput``."""
 
 
 def scratch(tasks: int, units: int, sets: int, *, subsets: bool) -> Scratch:
@@ -129,50 +129,53 @@ def store(states: int, tasks: int) -> Store:
 
 
 @untyped_called
-def _options(tables, rules, work, n, code, left, used):
+def _options(tables, rules, work, n, code, left_s, switches_used):
     """Write the options of task *n* at this event into *work*; return their number.
 
-    code, left, used: the task's present values. A task at a boundary chooses a unit, a ready task may start; all other
-    tasks, and a ready task that waits, stay as they are.
+    code, left_s, switches_used: the task's present values. A task at a boundary chooses a unit, a ready task may start
+    or wait; all other tasks have one option: no change.
     """
     phase, step, unit = phase_of(code), step_of(code), unit_of(code)
     if phase in (BOUNDARY, HELD):
-        return _unit_options(tables, rules, work, n, phase, step, unit, used)
+        return _unit_options(tables, rules, work, n, phase, step, unit, switches_used)
     count = 0
     if phase == READY:
-        work.codes[n, count], work.lefts[n, count] = pack(step, unit, RUNNING), tables.time[n, step, unit]
-        work.useds[n, count] = used
+        work.option_codes[n, count] = pack(step, unit, RUNNING)
+        work.option_left_s[n, count] = tables.time[n, step, unit]
+        work.option_switches[n, count] = switches_used
         count += 1
-    work.codes[n, count], work.lefts[n, count], work.useds[n, count] = code, left, used
+    work.option_codes[n, count], work.option_left_s[n, count] = code, left_s
+    work.option_switches[n, count] = switches_used
     return count + 1
 
 
 @untyped_called
-def _unit_options(tables, rules, work, n, phase, step, unit, used):
-    """Write the options of task *n* before *step*, coming from *unit*: each allowed unit, and to be held.
+def _unit_options(tables, rules, work, n, phase, step, unit, switches_used):
+    """Write the options of task *n* before *step*, coming from *unit*: one per allowed unit, and phase HELD.
 
-    It can be held only if it could also start without a move; a task that was held may only go where no move is needed,
-    because a move begins at once or not at all.
+    A task can be held only if it could also start without a move; a held task may only choose a unit without a move,
+    because a move begins as soon as the step before has ended.
     """
     count, may_hold = 0, False
     for v in range(tables.time.shape[2]):
         move_s = tables.move[n, step, unit, v]
         if not move_s < np.inf or (phase == HELD and move_s > 0):
             continue
-        switches = 0
+        new_switches_used = 0
         if rules.switches >= 0 and not tables.begins[n, step]:
-            switches = used + (unit != v)
-            if switches > rules.switches:
+            new_switches_used = switches_used + (unit != v)
+            if new_switches_used > rules.switches:
                 continue
         may_hold |= move_s == 0
         if move_s > 0:
-            work.codes[n, count], work.lefts[n, count] = pack(step, v, MOVING), move_s
+            work.option_codes[n, count], work.option_left_s[n, count] = pack(step, v, MOVING), move_s
         else:
-            work.codes[n, count], work.lefts[n, count] = pack(step, v, RUNNING), tables.time[n, step, v]
-        work.useds[n, count] = switches
+            work.option_codes[n, count], work.option_left_s[n, count] = pack(step, v, RUNNING), tables.time[n, step, v]
+        work.option_switches[n, count] = new_switches_used
         count += 1
     if may_hold:
-        work.codes[n, count], work.lefts[n, count], work.useds[n, count] = pack(step, unit, HELD), 0.0, used
+        work.option_codes[n, count], work.option_left_s[n, count] = pack(step, unit, HELD), 0.0
+        work.option_switches[n, count] = switches_used
         count += 1
     return count
 
@@ -181,38 +184,40 @@ def _unit_options(tables, rules, work, n, phase, step, unit, used):
 def _begin(tables, rules, states, state, work):
     """Prepare the enumeration of a state's successors; return False if a task has no option at all."""
     for n in range(states.code.shape[1]):
-        work.options[n] = _options(
-            tables, rules, work, n, states.code[state, n], states.left[state, n], states.used[state, n]
+        work.option_counts[n] = _options(
+            tables, rules, work, n, states.code[state, n], states.left_s[state, n], states.switches_used[state, n]
         )
         work.picks[n] = 0
-        if work.options[n] == 0:
+        if work.option_counts[n] == 0:
             return False
     return True
 
 
 @untyped_called
 def _choose(tables, states, state, work):
-    """Combine the picked options into a successor in *work*; return -1, or a task whose pick makes it impossible.
+    """Combine the picked options into a successor in *work*; return -1, or the first task whose pick is impossible.
 
-    Impossible: more tasks run on a unit than it has instances; or nothing runs or moves, so that no event would follow.
+    Impossible: more tasks run on a unit than it has instances; or nothing runs or moves, so that no event would follow
+    (then the last task is returned).
     """
-    work.busy[:] = 0
-    work.spent[0] = states.spent[state]
+    work.running[:] = 0
+    work.spent_j[0] = states.spent_j[state]
     any_progress = False
     for n in range(len(work.code)):
         pick = work.picks[n]
-        code = work.codes[n, pick]
+        code = work.option_codes[n, pick]
         phase = phase_of(code)
         if phase == RUNNING:
             unit = unit_of(code)
-            work.busy[unit] += 1
-            if work.busy[unit] > tables.instances[unit]:
+            work.running[unit] += 1
+            if work.running[unit] > tables.instances[unit]:
                 return n
         any_progress |= phase in (RUNNING, MOVING, LEAVING)
         if phase_of(states.code[state, n]) in (BOUNDARY, HELD) and phase != HELD:
-            work.spent[0] += tables.energy[n, step_of(code), unit_of(code)]
-        work.code[n], work.left[n], work.used[n] = code, work.lefts[n, pick], work.useds[n, pick]
-        work.ended[n], work.chosen[n] = states.ended[state, n], unit_of(code)
+            work.spent_j[0] += tables.energy[n, step_of(code), unit_of(code)]
+        work.code[n], work.left_s[n] = code, work.option_left_s[n, pick]
+        work.switches_used[n] = work.option_switches[n, pick]
+        work.ended_s[n], work.chosen_unit[n] = states.ended_s[state, n], unit_of(code)
     return -1 if any_progress else len(work.code) - 1
 
 
@@ -226,7 +231,7 @@ def _next_combination(work, task):
         work.picks[n] = 0
     for n in range(task, -1, -1):
         work.picks[n] += 1
-        if work.picks[n] < work.options[n]:
+        if work.picks[n] < work.option_counts[n]:
             return True
         work.picks[n] = 0
     return False
@@ -234,163 +239,163 @@ def _next_combination(work, task):
 
 @untyped_called
 def _has_room(tables, states, state, work, room):
-    """Whether *room* rows suffice for all successors of a state.
+    """Whether *room* free rows of the store suffice for all successors of a state.
 
-    A successor is a combination of one option per task. If there are more combinations than rows, the possible ones are
-    counted.
+    A successor is a combination of one option per task. If there are more combinations than rows, only those that
+    ``_choose`` accepts are counted.
     """
-    most = 1.0
-    for n in range(len(work.options)):
-        most *= work.options[n]
-    if most <= room:
+    combinations = 1.0
+    for n in range(len(work.option_counts)):
+        combinations *= work.option_counts[n]
+    if combinations <= room:
         return True
-    more = True
-    while more and room >= 0:
-        failed = _choose(tables, states, state, work)
-        room -= failed < 0
-        more = _next_combination(work, failed if failed >= 0 else len(work.picks) - 1)
+    has_more = True
+    while has_more and room >= 0:
+        blocking_task = _choose(tables, states, state, work)
+        room -= blocking_task < 0
+        has_more = _next_combination(work, blocking_task if blocking_task >= 0 else len(work.picks) - 1)
     work.picks[:] = 0
     return room >= 0
 
 
 @untyped_called
-def _store_state(states, row, work, time, bound, parent):
+def _store_state(states, row, work, now_s, bound, parent):
     """Copy the successor in *work* into a row of *states*."""
     for n in range(len(work.code)):
         states.code[row, n] = work.code[n]
-        states.used[row, n] = work.used[n]
-        states.chosen[row, n] = work.chosen[n]
-        states.left[row, n] = work.left[n]
-        states.ended[row, n] = work.ended[n]
-    states.spent[row] = work.spent[0]
-    states.time[row], states.bound[row], states.parent[row], states.follows[row] = time, bound, parent, -1
+        states.switches_used[row, n] = work.switches_used[n]
+        states.chosen_unit[row, n] = work.chosen_unit[n]
+        states.left_s[row, n] = work.left_s[n]
+        states.ended_s[row, n] = work.ended_s[n]
+    states.spent_j[row] = work.spent_j[0]
+    states.time_s[row], states.bound[row], states.parent[row], states.next_row[row] = now_s, bound, parent, -1
     states.dropped[row] = False
 
 
 @untyped_called
-def _compare(rules, states, row, work, time):
-    """Compare a stored state with the successor in *work* at *time*, of the same phases.
+def _compare(rules, states, row, work, now_s):
+    """Compare the stored state in *row* with the successor in *work* at *now_s*, of the same phases: which dominates.
 
-    -1: the stored state is nowhere later; 1: the successor is nowhere later; 0: neither. Under ``SAME_LATER`` the hash
-    table compares only states with the same times left.
+    -1: the stored state is worse in nothing; 1: the successor is; 0: neither. Compared are the time, the energy, the
+    switches and each task's time left; under ``SAME_LATER`` ``_slot`` has matched the times left already.
     """
-    stored_wins, new_wins = states.time[row] <= time + TINY_S, time <= states.time[row] + TINY_S
+    stored_wins, new_wins = states.time_s[row] <= now_s + TINY_S, now_s <= states.time_s[row] + TINY_S
     if rules.budget < np.inf:
-        stored_wins &= states.spent[row] <= work.spent[0]
-        new_wins &= work.spent[0] <= states.spent[row]
+        stored_wins &= states.spent_j[row] <= work.spent_j[0]
+        new_wins &= work.spent_j[0] <= states.spent_j[row]
     for n in range(len(work.code)):
-        stored_wins &= states.left[row, n] <= work.left[n] + TINY_S
-        new_wins &= work.left[n] <= states.left[row, n] + TINY_S
+        stored_wins &= states.left_s[row, n] <= work.left_s[n] + TINY_S
+        new_wins &= work.left_s[n] <= states.left_s[row, n] + TINY_S
         if rules.switches >= 0:
-            stored_wins &= states.used[row, n] <= work.used[n]
-            new_wins &= work.used[n] <= states.used[row, n]
+            stored_wins &= states.switches_used[row, n] <= work.switches_used[n]
+            new_wins &= work.switches_used[n] <= states.switches_used[row, n]
         if rules.throughput:
-            stored_wins &= states.ended[row, n] <= work.ended[n] + TINY_S
-            new_wins &= work.ended[n] <= states.ended[row, n] + TINY_S
+            stored_wins &= states.ended_s[row, n] <= work.ended_s[n] + TINY_S
+            new_wins &= work.ended_s[n] <= states.ended_s[row, n] + TINY_S
         if not stored_wins and not new_wins:
             return 0
     return -1 if stored_wins else 1
 
 
 @untyped_called
-def _slot(rules, table, states, code, left):
-    """The slot of the hash table for states with these phases, taken or still free (linear probing, FNV hash).
+def _slot(rules, table, states, code, left_s):
+    """Index of the slot of the hash table for states with these phases, used or free (linear probing, FNV hash).
 
-    Under ``SAME_LATER``, the times left are part of the key.
+    Under ``SAME_LATER``, the times left are part of the hash key.
     """
-    exact = rules.dominance == SAME_LATER
-    value = np.uint64(14695981039346656037)
+    times_in_key = rules.dominance == SAME_LATER
+    key = np.uint64(14695981039346656037)
     for n in range(len(code)):
-        value = (value ^ np.uint64(code[n])) * np.uint64(1099511628211)
-        if exact:
-            value = (value ^ np.uint64(left[n] / LIKE_S)) * np.uint64(1099511628211)
-        value ^= value >> np.uint64(29)
+        key = (key ^ np.uint64(code[n])) * np.uint64(1099511628211)
+        if times_in_key:
+            key = (key ^ np.uint64(left_s[n] / HASH_STEP_S)) * np.uint64(1099511628211)
+        key ^= key >> np.uint64(29)
     mask = np.uint64(len(table) - 1)
-    place = value & mask
+    slot = key & mask
     while True:
-        row = table[place]
+        row = table[slot]
         if row < 0:
-            return place
+            return slot
         same = True
         for n in range(len(code)):
-            if states.code[row, n] != code[n] or (exact and abs(states.left[row, n] - left[n]) > TINY_S):
+            if states.code[row, n] != code[n] or (times_in_key and abs(states.left_s[row, n] - left_s[n]) > TINY_S):
                 same = False
                 break
         if same:
-            return place
-        place = (place + np.uint64(1)) & mask
+            return slot
+        slot = (slot + np.uint64(1)) & mask
 
 
 @untyped_called
-def _is_dominated(rules, states, table, place, work, time):
-    """Whether a state in the list of slot *place* dominates the successor in *work*.
+def _is_dominated(rules, states, table, slot, work, now_s):
+    """Whether a stored state in the list of *slot* dominates the successor in *work*.
 
-    Until one is found, listed states that the successor dominates are dropped.
+    Stored states that the successor dominates are dropped on the way.
     """
-    row, before = table[place], -1
+    row, previous = table[slot], -1
     while row >= 0:
-        verdict = _compare(rules, states, row, work, time)
+        verdict = _compare(rules, states, row, work, now_s)
         if verdict < 0:
             return True
-        following = states.follows[row]
+        following = states.next_row[row]
         if verdict > 0:
             states.dropped[row] = True
-        if verdict > 0 and before >= 0:  # the head stays in the list: its phases are the slot's key
-            states.follows[before] = following
+        if verdict > 0 and previous >= 0:  # the head stays in the list: its phases are the slot's key
+            states.next_row[previous] = following
         else:
-            before = row
+            previous = row
         row = following
     return False
 
 
 @untyped_called
-def _add_to_list(states, table, place, row):
-    """Insert a state into the list of slot *place*, behind the head, or as the head."""
-    head = table[place]
+def _add_to_list(states, table, slot, row):
+    """Insert the state in *row* into the list of *slot*, behind the head, or as the head."""
+    head = table[slot]
     if head < 0:
-        table[place] = row
+        table[slot] = row
     else:
-        states.follows[row] = states.follows[head]
-        states.follows[head] = row
+        states.next_row[row] = states.next_row[head]
+        states.next_row[head] = row
 
 
 @untyped_loop
 def relist(rules, states, count, table):
-    """Fill a larger, empty hash table with the first *count* states."""
+    """Enter the first *count* states into a larger, empty hash table."""
     for row in range(count):
-        states.follows[row] = -1
+        states.next_row[row] = -1
     for row in range(count):
-        _add_to_list(states, table, _slot(rules, table, states, states.code[row], states.left[row]), row)
+        _add_to_list(states, table, _slot(rules, table, states, states.code[row], states.left_s[row]), row)
 
 
 @untyped_loop
 def push(heap, size, keys, row):
-    """Put *row* on a heap of *size* rows that is ordered by keys[row]; the caller counts the size up."""
+    """Put *row* on a binary heap of *size* rows, least keys[row] first; the caller increments *size*."""
     place = size
     while place > 0:
-        up = (place - 1) >> 1
-        if keys[heap[up]] <= keys[row]:
+        parent = (place - 1) >> 1
+        if keys[heap[parent]] <= keys[row]:
             break
-        heap[place] = heap[up]
-        place = up
+        heap[place] = heap[parent]
+        place = parent
     heap[place] = row
 
 
 @untyped_loop
 def pop(heap, size, keys):
-    """Remove and return the row of the least key from a heap of *size* rows; the caller counts the size down."""
+    """Remove and return the row of the least key from a binary heap of *size* rows; the caller decrements *size*."""
     least, last = heap[0], heap[size - 1]
     place = 0
     while True:
-        down = 2 * place + 1
-        if down >= size - 1:
+        child = 2 * place + 1
+        if child >= size - 1:
             break
-        if down + 1 < size - 1 and keys[heap[down + 1]] < keys[heap[down]]:
-            down += 1
-        if keys[heap[down]] >= keys[last]:
+        if child + 1 < size - 1 and keys[heap[child + 1]] < keys[heap[child]]:
+            child += 1
+        if keys[heap[child]] >= keys[last]:
             break
-        heap[place] = heap[down]
-        place = down
+        heap[place] = heap[child]
+        place = child
     heap[place] = last
     return least
 
@@ -399,34 +404,34 @@ def pop(heap, size, keys):
 def _grow(tables, rules, prices, states, table, work, state, count, best, drop_overflow):
     """Add the successors of *state* whose bound is better than ``best[0]``; return the new number of states, or -1.
 
-    -1: not all successors would find room, and *drop_overflow* is false; true: those without room are dropped. A
-    finished successor that beats the best becomes the best.
+    If the store has too few rows: with *drop_overflow*, the successors beyond them are dropped; without, nothing is
+    added and -1 returned. A finished successor that beats the best becomes the best.
     """
     if not _begin(tables, rules, states, state, work):
         return count
-    if not drop_overflow and not _has_room(tables, states, state, work, len(states.time) - count):
+    if not drop_overflow and not _has_room(tables, states, state, work, len(states.time_s) - count):
         return -1
-    more = True
-    while more and count < len(states.time):
-        failed = _choose(tables, states, state, work)
-        if failed < 0:
-            time = advance(tables, work.code, work.left, work.ended, work.pace, states.time[state], np.inf)
+    has_more = True
+    while has_more and count < len(states.time_s):
+        blocking_task = _choose(tables, states, state, work)
+        if blocking_task < 0:
+            now_s = advance(tables, work.code, work.left_s, work.ended_s, work.slow_downs, states.time_s[state], np.inf)
             if finished(work.code):
-                value = value_of(rules, work.ended)
-                if value < best[0] - TINY_S and work.spent[0] <= rules.budget and time <= rules.deadline:
-                    _store_state(states, count, work, time, value, state)
+                value = value_of(rules, work.ended_s)
+                if value < best[0] - TINY_S and work.spent_j[0] <= rules.budget and now_s <= rules.deadline:
+                    _store_state(states, count, work, now_s, value, state)
                     best[0], best[1] = value, count
                     states.dropped[count] = True
                     count += 1
             else:
-                bound = max(states.bound[state], estimate(tables, rules, prices, work, time))
+                bound = max(states.bound[state], estimate(tables, rules, prices, work, now_s))
                 if bound < best[0] - TINY_S:
-                    place = _slot(rules, table, states, work.code, work.left)
-                    if not _is_dominated(rules, states, table, place, work, time):
-                        _store_state(states, count, work, time, bound, state)
-                        _add_to_list(states, table, place, count)
+                    slot = _slot(rules, table, states, work.code, work.left_s)
+                    if not _is_dominated(rules, states, table, slot, work, now_s):
+                        _store_state(states, count, work, now_s, bound, state)
+                        _add_to_list(states, table, slot, count)
                         count += 1
-        more = _next_combination(work, failed if failed >= 0 else len(work.picks) - 1)
+        has_more = _next_combination(work, blocking_task if blocking_task >= 0 else len(work.picks) - 1)
     return count
 
 
@@ -434,9 +439,10 @@ def _grow(tables, rules, prices, states, table, work, state, count, best, drop_o
 def root(tables, rules, prices, states, work):
     """Write the initial state, before any step, into row 0."""
     for n in range(len(work.code)):
-        work.code[n], work.left[n], work.used[n], work.ended[n], work.chosen[n] = pack(0, 0, WAITING), 0.0, 0, 0.0, 0
+        work.code[n], work.left_s[n], work.ended_s[n] = pack(0, 0, WAITING), 0.0, 0.0
+        work.switches_used[n], work.chosen_unit[n] = 0, 0
     release(tables, work.code)
-    work.spent[0] = 0.0
+    work.spent_j[0] = 0.0
     _store_state(states, np.int64(0), work, 0.0, estimate(tables, rules, prices, work, 0.0), np.int64(-1))
 
 

@@ -13,8 +13,8 @@ BLOCK = 64
 @numba.njit(cache=True, nogil=True, fastmath=True)
 def _add_up(data: npt.NDArray[np.float64], first: int, stop: int) -> float:
     total = 0.0
-    for at in range(first, stop):  # a sum that may be reordered is read at full width
-        total += data[at]
+    for index in range(first, stop):  # with fastmath the sum may be reordered, so the loop is vectorised
+        total += data[index]
     return total
 
 
@@ -26,8 +26,8 @@ def stream(data: npt.NDArray[np.float64], first: int, blocks: int, steps: int) -
     """
     total = 0.0
     for block in range(blocks):
-        at = first + block * BLOCK
-        total += _add_up(data, at, at + BLOCK)
+        start = first + block * BLOCK
+        total += _add_up(data, start, start + BLOCK)
         for _ in range(steps):
             total = total * 0.5 + 1.0
     return total

@@ -1,7 +1,7 @@
 """Statistics of an outcome on a SoC: each task's time by cause, each unit's load, the demand on the memory.
 
-A task's time from when it may begin to its finish is work (stand-alone time on the units chosen), contention, moves
-and waiting; nothing else. ``outcome_trace`` is the same as a trace: a move is a span's fetch, running its compute.
+The time from when a task may begin to its finish is the sum of work (stand-alone time on the units chosen), contention,
+moves and waiting. ``outcome_trace`` converts an outcome to a trace: a span's fetch is a move, its compute a run.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class RanStep(NamedTuple):
     unit: int
     instance: int
     moved_s: float
-    """When the move to its unit began."""
+    """Begin of the move to its unit."""
     ready_s: float
-    """When the move had ended."""
+    """End of that move."""
     start_s: float
     end_s: float
     work_s: float
@@ -44,7 +44,7 @@ class RanStep(NamedTuple):
 
     @property
     def slow_down(self) -> float:
-        """How many times longer the step took than alone."""
+        """Ratio of the step's duration to its stand-alone time."""
         return (self.end_s - self.start_s) / self.work_s if self.work_s else 1.0
 
 
@@ -59,23 +59,23 @@ class MemoryDemand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """Where one task's time went."""
+    """The time of one task, split by cause."""
 
     name: str
     began_s: float
-    """When the tasks that it waits for had ended."""
+    """End of the last of the tasks that it waits for; 0 if it waits for none."""
     finish_s: float
     alone_s: float
-    """Its least possible duration, alone on the SoC."""
+    """The least possible duration of the task, alone on the SoC."""
     work_s: float
     """Stand-alone time on the units chosen."""
     contention_s: float
     slow_down: float
-    """How many times longer its steps took because of contention."""
+    """Ratio of the duration of its steps to their stand-alone time."""
     waiting_s: float
     moving_s: float
     moves: int
-    """How often the task changed its unit."""
+    """Number of its changes of unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class UnitReport:
     name: str
     busy_s: float
     idle_s: float
-    """How long the instance was idle before the end of the last task."""
+    """Idle time before the end of the last task."""
     busy_share: float
     contention_s: float
     """The part of the busy time that contention adds to the stand-alone work."""
@@ -120,21 +120,21 @@ class MappingReport:
 
 
 def mapping_report(outcome: Outcome) -> dict[str, Any]:
-    """The numbers of an outcome, ready for JSON, with the memory demand over time."""
+    """The report of *outcome* as JSON, with the memory demand over time."""
     demand = demand_of(outcome)
-    curve = {"times_s": demand.times_s.tolist(), "gb_s": demand.gb_s.sum(axis=1).tolist()}
+    demand_over_time = {"times_s": demand.times_s.tolist(), "gb_s": demand.gb_s.sum(axis=1).tolist()}
     numbers = asdict(report_of(outcome))
     tables = {key: [dict(row) for row in numbers.pop(key)] for key in ("tasks", "units")}
-    return {"format": 1, **numbers, **tables, "demand": curve}
+    return {"format": 1, **numbers, **tables, "demand": demand_over_time}
 
 
 def report_of(outcome: Outcome) -> MappingReport:
     """Compute the report of *outcome*."""
     problem, makespan_s = outcome.problem, outcome.makespan_s
-    tasks, units, demand = _tasks(outcome), _units(outcome), demand_of(outcome)
-    lengths_s, total = np.diff(demand.times_s), demand.gb_s.sum(axis=1)
+    tasks, units, demand = _task_reports(outcome), _unit_reports(outcome), demand_of(outcome)
+    durations_s, demand_gb_s = np.diff(demand.times_s), demand.gb_s.sum(axis=1)
     contended_s = _busy_s([piece for piece in outcome.pieces if piece.slow_down > CONTENDED])
-    peak = problem.soc.bandwidth_gb_s
+    peak_gb_s = problem.soc.bandwidth_gb_s
     return MappingReport(
         soc=problem.soc.name,
         made_by=outcome.schedule.made_by,
@@ -147,10 +147,10 @@ def report_of(outcome: Outcome) -> MappingReport:
         moves=sum(task.moves for task in tasks),
         moving_s=sum(task.moving_s for task in tasks),
         waiting_s=sum(task.waiting_s for task in tasks),
-        memory_peak_gb_s=peak,
-        most_demand_gb_s=float(total.max(initial=0.0)),
-        mean_demand_gb_s=_share(float(total @ lengths_s), makespan_s),
-        above_peak_share=_share(float(lengths_s[total > peak * CONTENDED].sum()), makespan_s),
+        memory_peak_gb_s=peak_gb_s,
+        most_demand_gb_s=float(demand_gb_s.max(initial=0.0)),
+        mean_demand_gb_s=_share(float(demand_gb_s @ durations_s), makespan_s),
+        above_peak_share=_share(float(durations_s[demand_gb_s > peak_gb_s * CONTENDED].sum()), makespan_s),
         tasks=tasks,
         units=units,
     )
@@ -158,39 +158,43 @@ def report_of(outcome: Outcome) -> MappingReport:
 
 def steps_of(outcome: Outcome) -> tuple[RanStep, ...]:
     """The times of every step, by task and step."""
-    pieces: dict[tuple[int, int], list[RunInterval]] = defaultdict(list)
+    pieces_of_step: dict[tuple[int, int], list[RunInterval]] = defaultdict(list)
     for piece in outcome.pieces:
-        pieces[piece.task, piece.step].append(piece)
+        pieces_of_step[piece.task, piece.step].append(piece)
     moves = {(move.task, move.step): move for move in outcome.moves}
     steps: list[RanStep] = []
-    for (task, step), row in sorted(pieces.items()):
-        free_s = steps[-1].end_s if step else _began_s(outcome, task)
-        ready_s = moves[task, step].end_s if (task, step) in moves else free_s
-        first, work_s = row[0], float(outcome.problem.tables.time[task, step, row[0].unit])
-        span = first.start_s, row[-1].end_s
-        steps.append(RanStep(task, step, first.unit, first.instance, free_s, ready_s, *span, work_s, tuple(row)))
+    for (task, step), intervals in sorted(pieces_of_step.items()):
+        moved_s = steps[-1].end_s if step else _began_s(outcome, task)
+        ready_s = moves[task, step].end_s if (task, step) in moves else moved_s
+        first, work_s = intervals[0], float(outcome.problem.tables.time[task, step, intervals[0].unit])
+        times_s = moved_s, ready_s, first.start_s, intervals[-1].end_s, work_s
+        steps.append(RanStep(task, step, first.unit, first.instance, *times_s, tuple(intervals)))
     return tuple(steps)
 
 
 def demand_of(outcome: Outcome) -> MemoryDemand:
     """The memory demand of each task over time, from 0 to the makespan."""
-    ends_s = {0.0, outcome.makespan_s, *(time_s for p in outcome.pieces for time_s in (p.start_s, p.end_s))}
-    times_s = np.array(sorted(ends_s))
+    instants_s = {0.0, outcome.makespan_s, *(time_s for p in outcome.pieces for time_s in (p.start_s, p.end_s))}
+    times_s = np.array(sorted(instants_s))
     gb_s = np.zeros((len(times_s) - 1, len(outcome.problem.tasks)))
-    edges = np.searchsorted(times_s, [(piece.start_s, piece.end_s) for piece in outcome.pieces])
-    for piece, (first, last) in zip(outcome.pieces, edges.tolist(), strict=True):
+    interval_ranges = np.searchsorted(times_s, [(piece.start_s, piece.end_s) for piece in outcome.pieces])
+    for piece, (first, last) in zip(outcome.pieces, interval_ranges.tolist(), strict=True):
         gb_s[first:last, piece.task] += outcome.problem.tables.demand[piece.task, piece.step, piece.unit]
     return MemoryDemand(times_s, gb_s)
 
 
 def lanes_of(problem: Problem) -> tuple[tuple[int, int], ...]:
     """Every instance of every unit, as pairs (unit, instance)."""
-    return tuple((unit, n) for unit, kind in enumerate(problem.soc.units) for n in range(kind.instances))
+    return tuple(
+        (unit, instance)
+        for unit, description in enumerate(problem.soc.units)
+        for instance in range(description.instances)
+    )
 
 
 def lane_name(problem: Problem, unit: int, instance: int) -> str:
-    kind = problem.soc.units[unit]
-    return kind.name if kind.instances == 1 else f"{kind.name} {instance}"
+    description = problem.soc.units[unit]
+    return description.name if description.instances == 1 else f"{description.name} {instance}"
 
 
 def outcome_trace(outcome: Outcome) -> Trace:
@@ -213,6 +217,7 @@ def outcome_trace(outcome: Outcome) -> Trace:
 
 
 def _span(problem: Problem, step: RanStep) -> Span:
+    """A step as a span of a trace: its move is the fetch, its run the compute."""
     task = problem.tasks[step.task]
     times_s = step.moved_s, step.ready_s, step.start_s, step.end_s
     name = problem.step(step.task, step.step).name
@@ -220,19 +225,19 @@ def _span(problem: Problem, step: RanStep) -> Span:
 
 
 def _began_s(outcome: Outcome, task: int) -> float:
-    """When *task* may begin: when the last task that it waits for has ended; 0 if it waits for none."""
+    """The end of the last task that *task* waits for, in seconds; 0 if it waits for none."""
     waits = outcome.problem.tables.waits[task]
     return max((outcome.finish_s[other] for other in np.flatnonzero(waits).tolist()), default=0.0)
 
 
-def _tasks(outcome: Outcome) -> tuple[TaskReport, ...]:
-    rows: list[list[RanStep]] = [[] for _ in outcome.problem.tasks]
+def _task_reports(outcome: Outcome) -> tuple[TaskReport, ...]:
+    steps_of_task: list[list[RanStep]] = [[] for _ in outcome.problem.tasks]
     for step in steps_of(outcome):
-        rows[step.task].append(step)
-    return tuple(_task(outcome, task, row) for task, row in enumerate(rows))
+        steps_of_task[step.task].append(step)
+    return tuple(_task_report(outcome, task, row) for task, row in enumerate(steps_of_task))
 
 
-def _task(outcome: Outcome, task: int, steps: list[RanStep]) -> TaskReport:
+def _task_report(outcome: Outcome, task: int, steps: list[RanStep]) -> TaskReport:
     moves = [move for move in outcome.moves if move.task == task]
     began_s, finish_s = _began_s(outcome, task), outcome.finish_s[task]
     work_s, run_s = sum(step.work_s for step in steps), sum(step.end_s - step.start_s for step in steps)
@@ -246,16 +251,16 @@ def _task(outcome: Outcome, task: int, steps: list[RanStep]) -> TaskReport:
         slow_down=run_s / work_s if work_s else 1.0,
         waiting_s=sum(step.start_s - step.ready_s for step in steps),
         moving_s=sum((move.end_s - move.start_s for move in moves), 0.0),
-        moves=sum(-1 != move.source != move.target != -1 for move in moves),
+        moves=sum(-1 != move.source != move.target != -1 for move in moves),  # -1: the outside
     )
 
 
-def _units(outcome: Outcome) -> tuple[UnitReport, ...]:
+def _unit_reports(outcome: Outcome) -> tuple[UnitReport, ...]:
     units = []
     for unit, instance in lanes_of(outcome.problem):
-        mine = [piece for piece in outcome.pieces if (piece.unit, piece.instance) == (unit, instance)]
-        busy_s = sum((piece.end_s - piece.start_s for piece in mine), 0.0)
-        work_s = sum(((piece.end_s - piece.start_s) / piece.slow_down for piece in mine), 0.0)
+        pieces = [piece for piece in outcome.pieces if (piece.unit, piece.instance) == (unit, instance)]
+        busy_s = sum((piece.end_s - piece.start_s for piece in pieces), 0.0)
+        work_s = sum(((piece.end_s - piece.start_s) / piece.slow_down for piece in pieces), 0.0)
         idle_s, share = max(0.0, outcome.makespan_s - busy_s), _share(busy_s, outcome.makespan_s)
         units.append(UnitReport(lane_name(outcome.problem, unit, instance), busy_s, idle_s, share, busy_s - work_s))
     return tuple(units)

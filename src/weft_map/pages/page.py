@@ -27,10 +27,10 @@ from weft_map.pages.numbers import (
 from weft_map.problem import Objective, Problem
 from weft_map.schedule import Outcome, Transfer
 
-WORTH_SAYING = 0.005
+MENTIONED_SHARE = 0.005
 """Differences by a smaller share of the makespan are not put into words."""
-EQUAL = 5e-4
-"""Relative difference below which values are called equal."""
+EQUAL_SHARE = 5e-4
+"""Values that differ by a smaller share are called equal."""
 
 
 def write_mapping_page(
@@ -85,6 +85,7 @@ def explain(outcomes: Sequence[Outcome], objective: Objective = "latency") -> li
 
 
 def _describe(report: MappingReport) -> str:
+    """Two sentences about a schedule: its end, and the busy, contended, moving and waiting times."""
     busy = ", ".join(f"{unit.name} {_percent(unit.busy_share)}" for unit in report.units)
     moves = f"{report.moves} {'move' if report.moves == 1 else 'moves'} between units"
     return (
@@ -95,14 +96,15 @@ def _describe(report: MappingReport) -> str:
 
 
 def _verdict(first: MappingReport, rival: MappingReport, objective: Objective) -> str:
+    """A sentence that compares the value of *first* with that of *rival*, the best of the other schedules."""
     if objective == "latency":
         values, shown = (first.makespan_s, rival.makespan_s), (_time(first.makespan_s), _time(rival.makespan_s))
     else:
         values = first.throughput, rival.throughput
         shown = f"{values[0]:.4g} runs a second", f"{values[1]:.4g}"
     change = values[0] - values[1]
-    if abs(change) <= EQUAL * values[1]:
-        return f"The best of the others, {_name(rival)}, comes to the same."
+    if abs(change) <= EQUAL_SHARE * values[1]:
+        return f"The best of the others, {_name(rival)}, is equal."
     share = f"{_percent(abs(change) / values[1])} {'more' if change > 0 else 'less'}"
     return f"{shown[0]} is {share} than {_name(rival)}, the best of the others, with {shown[1]}."
 
@@ -121,7 +123,7 @@ def _reasons(first: MappingReport, rival: MappingReport) -> list[str]:
     differences = [
         f"{_time(abs(change_s) / units)} {'more' if change_s > 0 else 'less'} {what}"
         for change_s, what in parts
-        if abs(change_s) / units > WORTH_SAYING * first.makespan_s
+        if abs(change_s) / units > MENTIONED_SHARE * first.makespan_s
     ]
     return [f"Compared with that, an average unit has {', '.join(differences)}."] if differences else []
 
@@ -140,8 +142,8 @@ def _percent(share: float) -> str:
 
 def _check_same(problem: Problem, other: Problem) -> None:
     """Raise InputError unless both problems have the same SoC, tasks and numbers of groups."""
-    mine, theirs = [(p.soc.name, p.units, [(t.name, len(t.groups)) for t in p.tasks]) for p in (problem, other)]
-    if mine != theirs:
+    expected, actual = [(p.soc.name, p.units, [(t.name, len(t.groups)) for t in p.tasks]) for p in (problem, other)]
+    if expected != actual:
         raise InputError(
             f"outcomes of other tasks, groups or units than the first's ({problem.soc.name}; {other.soc.name}) "
             "do not share its page; draw each alone"
@@ -149,9 +151,10 @@ def _check_same(problem: Problem, other: Problem) -> None:
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
+    """The page's data of one outcome; times in microseconds, lanes by index."""
     problem, demand, steps = outcome.problem, demand_of(outcome), steps_of(outcome)
     lanes = {lane: index for index, lane in enumerate(lanes_of(problem))}
-    on = {(step.task, step.step): lanes[step.unit, step.instance] for step in steps}
+    lane_of_step = {(step.task, step.step): lanes[step.unit, step.instance] for step in steps}
     numbers = mapping_report(outcome)
     del numbers["demand"]
     return {
@@ -159,24 +162,26 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "report": numbers,
         "finish": _all_us(*outcome.finish_s),
         "pieces": [
-            [p.task, p.step, on[p.task, p.step], *_all_us(p.start_s, p.end_s), p.slow_down] for p in outcome.pieces
+            [p.task, p.step, lane_of_step[p.task, p.step], *_all_us(p.start_s, p.end_s), p.slow_down]
+            for p in outcome.pieces
         ],
-        "steps": [_step(problem, step, on) for step in steps],
-        "moves": [[m.task, m.step, *_ends(m, on), *_all_us(m.start_s, m.end_s)] for m in outcome.moves],
+        "steps": [_step(problem, step, lane_of_step) for step in steps],
+        "moves": [[m.task, m.step, *_move_lanes(m, lane_of_step), *_all_us(m.start_s, m.end_s)] for m in outcome.moves],
         "times": _all_us(*demand.times_s.tolist()),
         "demand": demand.gb_s.tolist(),
     }
 
 
-def _step(problem: Problem, step: RanStep, on: Mapping[tuple[int, int], int]) -> list[float]:
+def _step(problem: Problem, step: RanStep, lane_of_step: Mapping[tuple[int, int], int]) -> list[float]:
+    """A step as [task, step, lane, ready, start, end, stand-alone work, demand in GB/s]."""
     times_us = _all_us(step.ready_s, step.start_s, step.end_s, step.work_s)
     demand = float(problem.tables.demand[step.task, step.step, step.unit])
-    return [step.task, step.step, on[step.task, step.step], *times_us, demand]
+    return [step.task, step.step, lane_of_step[step.task, step.step], *times_us, demand]
 
 
-def _ends(move: Transfer, on: Mapping[tuple[int, int], int]) -> tuple[int, int]:
-    """The lanes that a move leads from and to; -1 for the outside. *on*: (task, step) -> lane."""
-    return on.get((move.task, move.step - 1), -1), on.get((move.task, move.step), -1)
+def _move_lanes(move: Transfer, lane_of_step: Mapping[tuple[int, int], int]) -> tuple[int, int]:
+    """The lanes from and to which a task moves; -1 for the outside. *lane_of_step*: (task, step) -> lane."""
+    return lane_of_step.get((move.task, move.step - 1), -1), lane_of_step.get((move.task, move.step), -1)
 
 
 def _us(time_s: float) -> float:

@@ -51,13 +51,14 @@ STYLES: tuple[Style, ...] = get_args(Style)
 DATA, WEIGHT = 0, 1
 """Positions of the operands among the inputs of a node."""
 
-_INPUTS: dict[Style, Callable[[Emitter, str, AnyFormat], str]] = {
+# Style -> the function that writes inputs, and the function that writes weights.
+_INPUT_WRITERS: dict[Style, Callable[[Emitter, str, AnyFormat], str]] = {
     "qdq": tensors.quantise,
     "packed": tensors.quantise,
     "simulated": tensors.simulate,
     "qonnx": tensors.quantise_qonnx,
 }
-_WEIGHTS = {
+_WEIGHT_WRITERS = {
     "qdq": tensors.store_codes,
     "packed": tensors.store_codes,
     "simulated": tensors.store_rounded,
@@ -90,12 +91,12 @@ def export(
         if name not in network.objects:
             raise TuneError(f"{network.name}: {unknown_name('object', name, network.objects)}")
     source = load_flat(model) if isinstance(model, str | os.PathLike) else flat(copied(model))  # the caller's stays
-    proto = raise_opset(source, max(_opset(layer, configuration, style) for layer in network.layers))
+    proto = raise_opset(source, max(_least_opset(layer, configuration, style) for layer in network.layers))
     emitter = Emitter(proto.graph)
     sites = find_sites(proto, network)
-    widths = _widths(proto.graph, sites, configuration)
-    before, rounded = _quantise(proto.graph, sites, configuration, style, emitter)
-    nodes = [added for place, node in enumerate(proto.graph.node) for added in (*before.get(place, ()), node)]
+    widths = _operand_widths(proto.graph, sites, configuration)
+    nodes_before, rounded = _quantise(proto.graph, sites, configuration, style, emitter)
+    nodes = [added for n, node in enumerate(proto.graph.node) for added in (*nodes_before.get(n, ()), node)]
     replace_nodes(proto.graph, needed_nodes(nodes, [output.name for output in proto.graph.output]), emitter.constants)
     if style == "qonnx":
         add_opset(proto, tensors.QONNX_DOMAIN, tensors.QONNX_VERSION)
@@ -122,7 +123,7 @@ def find_sites(model: OnnxModel, network: Network) -> list[Site]:
     return sorted(sites, key=lambda site: site.position)
 
 
-def _opset(layer: str, configuration: Configuration, style: Style) -> int:
+def _least_opset(layer: str, configuration: Configuration, style: Style) -> int:
     """The least opset that has the operators for the formats of a layer."""
     if style not in ("qdq", "packed"):
         return LEAST_OPSET
@@ -148,37 +149,37 @@ def _quantise(
 
     Returns the nodes to be written before each site, by its position, and rounded input -> its source.
     """
-    before: dict[int, list[OnnxNode]] = {}
+    nodes_before: dict[int, list[OnnxNode]] = {}
     # (tensor, format, whether DequantizeLinear produces it) -> the rounded tensor; layers share it.
-    written: dict[tuple[str, AnyFormat, bool], str] = {}
+    shared: dict[tuple[str, AnyFormat, bool], str] = {}
     rounded: dict[str, str] = {}
     for site in sites:
         node = graph.node[site.position]
         integers = _both_integers(site.layer, configuration, style)
-        for role, place in (("weight", WEIGHT), ("input", DATA)):
-            form, source = configuration[f"{site.layer}.{role}"], node.input[place]
+        for role, operand in (("weight", WEIGHT), ("input", DATA)):
+            form, source = configuration[f"{site.layer}.{role}"], node.input[operand]
             if form == FLOAT32:
                 continue
-            key = (source, form, integers and place == WEIGHT)
-            if key not in written and place == DATA:
-                written[key] = _INPUTS[style](emitter, source, form)
-            elif key not in written:
-                written[key] = _write_weight(emitter, site, form, style, integers)
-            node.input[place] = written[key]
-            if place == DATA and written[key] != source:
-                rounded[written[key]] = source
-        before[site.position] = emitter.take()
-    return before, rounded
+            key = (source, form, integers and operand == WEIGHT)
+            if key not in shared and operand == DATA:
+                shared[key] = _INPUT_WRITERS[style](emitter, source, form)
+            elif key not in shared:
+                shared[key] = _write_weight(emitter, site, form, style, integers)
+            node.input[operand] = shared[key]
+            if operand == DATA and shared[key] != source:
+                rounded[shared[key]] = source
+        nodes_before[site.position] = emitter.take()
+    return nodes_before, rounded
 
 
 def _write_weight(emitter: Emitter, site: Site, form: AnyFormat, style: Style, integers: bool) -> str:
     """Write the weight of *site* in *form*; return the name of the tensor with its rounded values."""
-    write = tensors.store_integers if integers else _WEIGHTS[style]
+    write = tensors.store_integers if integers else _WEIGHT_WRITERS[style]
     name = write(emitter, site.weight, form, f"{site.layer}.weight")
     return tensors.quantise_qonnx(emitter, name, form) if style == "qonnx" else name
 
 
-def _widths(graph: OnnxGraph, sites: list[Site], configuration: Configuration) -> dict[str, Widths]:
+def _operand_widths(graph: OnnxGraph, sites: list[Site], configuration: Configuration) -> dict[str, Widths]:
     """Node -> the bits of its operands."""
     return {
         node_name(graph.node[site.position]): Widths(

@@ -50,7 +50,7 @@ class Emitter:
         self._nodes: list[OnnxNode] = []
         self._names = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
         self._names |= {value.name for value in (*graph.initializer, *graph.input, *graph.output)}
-        self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}  # type, shape, bytes of a constant -> its name
 
     def add_node(self, op: str, inputs: Iterable[str], hint: str, *, domain: str = "", **attributes: Any) -> str:
         """Add a node and return the name of its one output."""
@@ -111,6 +111,7 @@ def raise_opset(model: OnnxModel, opset: int) -> OnnxModel:
 
 
 def _convert(model: OnnxModel, opset: int) -> OnnxModel:
+    """Convert *model* to *opset*; raises TuneError if ONNX's converter cannot."""
     try:
         converted = at_opset(model, opset)
     except Exception as error:  # the C++ side raises several unrelated kinds

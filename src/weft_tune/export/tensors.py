@@ -31,6 +31,7 @@ from weft_tune.numbers.configuration import AnyFormat
 from weft_tune.numbers.format import FLOAT16, FLOAT32, Format, TwosComplement, spell
 from weft_tune.numbers.plain import FLOAT32_MAX, float32_range
 
+# Integer types narrower than any kernel computes in -> the type to use instead.
 _AT_LEAST_8_BITS: dict[int, int] = {ElementType.INT4: ElementType.INT8, ElementType.UINT4: ElementType.UINT8}
 
 QONNX_DOMAIN = "qonnx.custom_op.general"
@@ -52,8 +53,8 @@ def activation_type(form: AnyFormat) -> OnnxType | None:
     Integers have at least 8 bits, since no kernel computes in fewer.
     """
     target = None if isinstance(form, TwosComplement) else onnx_type(form)  # ONNX rounds ties to even
-    wider = target and _AT_LEAST_8_BITS.get(target.element)
-    return target._replace(element=wider, bits=8, opset=13) if target and wider else target
+    byte_type = target and _AT_LEAST_8_BITS.get(target.element)
+    return target._replace(element=byte_type, bits=8, opset=13) if target and byte_type else target
 
 
 def _through_type(emitter: Emitter, source: str, form: AnyFormat, target: OnnxType) -> str:
@@ -81,22 +82,25 @@ def simulate(emitter: Emitter, source: str, form: AnyFormat) -> str:
         below = emitter.add_node("Less", [source, emitter.number(0)], source)
         return emitter.add_node("Where", [below, *(emitter.number(end) for end in float32_range(form))], source)
     clipped = _clip(emitter, source, form)
-    narrow = _stays_in_float32(form)
-    do = _Arithmetic(emitter, source, np.float32 if narrow else np.float64)
-    if not narrow:
+    in_float32 = _stays_in_float32(form)
+    node = _OperatorWriter(emitter, source, np.float32 if in_float32 else np.float64)
+    if not in_float32:
         clipped = emitter.add_node("Cast", [clipped], source, to=ElementType.DOUBLE)
     if isinstance(form, TwosComplement):
-        result = _round_half_away(do, clipped, form)
+        result = _round_half_away(node, clipped, form)
     elif form.kind == "FIXED":
-        result = do("Mul", do("Round", do("Mul", clipped, 1 / form.step)), form.step)
+        result = node("Mul", node("Round", node("Mul", clipped, 1 / form.step)), form.step)
     else:
-        result = _round_in_binades(do, clipped, form)
-    return result if narrow else emitter.add_node("Cast", [result], source, to=ElementType.FLOAT)
+        result = _round_in_binades(node, clipped, form)
+    return result if in_float32 else emitter.add_node("Cast", [result], source, to=ElementType.FLOAT)
 
 
 @dataclass(frozen=True, slots=True)
-class _Arithmetic:
-    """Writes operators on one floating-point type; operands are names of tensors, or numbers."""
+class _OperatorWriter:
+    """Writes nodes that compute in one floating-point type; a call adds a node and returns the name of its output.
+
+    Operands are names of tensors, or numbers.
+    """
 
     emitter: Emitter
     hint: str
@@ -111,51 +115,51 @@ class _Arithmetic:
         return self.emitter.add_node(op, names, self.hint)
 
 
-def _round_half_away(do: _Arithmetic, value: str, form: TwosComplement) -> str:
+def _round_half_away(node: _OperatorWriter, value: str, form: TwosComplement) -> str:
     """Write nodes that round *value* to multiples of the step, half away from zero."""
-    places = do("Abs", do("Mul", value, 1 / form.step))
-    below = do("Floor", places)
-    half = do("GreaterOrEqual", do("Sub", places, below), 0.5)
-    away = do("Where", half, do("Add", below, 1.0), below)
-    return _with_sign(do, value, do("Mul", away, form.step))
+    steps = node("Abs", node("Mul", value, 1 / form.step))
+    below = node("Floor", steps)
+    half = node("GreaterOrEqual", node("Sub", steps, below), 0.5)
+    rounded_steps = node("Where", half, node("Add", below, 1.0), below)
+    return _with_sign(node, value, node("Mul", rounded_steps, form.step))
 
 
-def _round_in_binades(do: _Arithmetic, value: str, form: Format) -> str:
+def _round_in_binades(node: _OperatorWriter, value: str, form: Format) -> str:
     """Write nodes that round *value* to n_f fraction bits below the power of two of each value.
 
     The power is at least that of the format's smallest exponent.
     """
-    size = do("Abs", value)
-    power = do("Max", _power_below(do, size), 2.0 ** (1 - form.bias))
-    magic = do("Mul", power, 2.0 ** (do.fraction_bits - form.fraction_bits))
-    result = do("Sub", do("Add", size, magic), magic)
+    magnitude = node("Abs", value)
+    power = node("Max", _power_below(node, magnitude), 2.0 ** (1 - form.bias))
+    magic = node("Mul", power, 2.0 ** (node.fraction_bits - form.fraction_bits))
+    result = node("Sub", node("Add", magnitude, magic), magic)
     if form.fraction_bits == 0:
-        result = _even_codes(do, size, power, result, form)
-    return _with_sign(do, value, result)
+        result = _even_codes(node, magnitude, power, result, form)
+    return _with_sign(node, value, result)
 
 
-def _power_below(do: _Arithmetic, size: str) -> str:
+def _power_below(node: _OperatorWriter, size: str) -> str:
     """Write nodes for the largest power of two that is not above *size*; zero for zero."""
-    large = do("Mul", size, 2.0**do.fraction_bits + 1)
-    near = do("Sub", large, do("Sub", large, size))
-    return do("Where", do("Greater", near, size), do("Mul", near, 0.5), near)
+    scaled = node("Mul", size, 2.0**node.fraction_bits + 1)
+    power_or_next = node("Sub", scaled, node("Sub", scaled, size))
+    return node("Where", node("Greater", power_or_next, size), node("Mul", power_or_next, 0.5), power_or_next)
 
 
-def _even_codes(do: _Arithmetic, size: str, power: str, result: str, form: Format) -> str:
+def _even_codes(node: _OperatorWriter, size: str, power: str, result: str, form: Format) -> str:
     """Write nodes that correct ties of EXP: down to *power* if its code is even; *result* has rounded all ties up.
 
     Whether the exponent e of *power* is even is found by the square root: only then its square is exactly 2^e again.
     """
-    root = do("Sqrt", power)
-    even = do("Equal", do("Mul", root, root), power)
-    stays = even if form.bias % 2 == 0 else do("Not", even)
-    tie = do("Equal", size, do("Mul", power, 1.5))
-    return do("Where", do("And", tie, stays), power, result)
+    root = node("Sqrt", power)
+    even = node("Equal", node("Mul", root, root), power)
+    stays = even if form.bias % 2 == 0 else node("Not", even)
+    tie = node("Equal", size, node("Mul", power, 1.5))
+    return node("Where", node("And", tie, stays), power, result)
 
 
-def _with_sign(do: _Arithmetic, value: str, size: str) -> str:
+def _with_sign(node: _OperatorWriter, value: str, size: str) -> str:
     """Write nodes that give *size* the sign of *value*."""
-    return do("Where", do("Less", value, 0.0), do("Neg", size), size)
+    return node("Where", node("Less", value, 0.0), node("Neg", size), size)
 
 
 def _clip(emitter: Emitter, source: str, form: AnyFormat) -> str:
@@ -210,6 +214,7 @@ def _float_quant(emitter: Emitter, source: str, form: Format) -> str:
 def _qonnx_node(
     emitter: Emitter, op: str, source: str, form: AnyFormat, *values: float, **attributes: int | str
 ) -> str:
+    """Write a node of QONNX whose further inputs are *values*; raises TuneError if float32 does not hold them."""
     if not all(value == 0 or LEAST_NORMAL <= value <= FLOAT32_MAX for value in values):
         raise TuneError(f"{spell(form)} reaches too far for QONNX; choose a bias nearer to the values")
     inputs = [source, *(emitter.number(value) for value in values)]
@@ -261,9 +266,9 @@ def _store_halved(emitter: Emitter, values: Floats, hint: str) -> str:
 
 def _store_typed(emitter: Emitter, values: Floats, form: AnyFormat, target: OnnxType, hint: str) -> str:
     """Write rounded weights, which are multiples of the scale, as an ONNX type of integers."""
-    whole = (rounded(values, form) / np.float32(target.scale)).astype(np.int32)
-    low = (whole & (1 << target.bits) - 1).astype("<u2" if target.bits == 16 else np.uint8)
-    data = pack(low, 4) if target.bits == 4 else low  # ONNX, too, has the first of two codes in the low bits
+    integers = (rounded(values, form) / np.float32(target.scale)).astype(np.int32)
+    codes = (integers & (1 << target.bits) - 1).astype("<u2" if target.bits == 16 else np.uint8)
+    data = pack(codes, 4) if target.bits == 4 else codes  # ONNX, too, has the first of two codes in the low bits
     return emitter.store_raw(target.element, values.shape, data.tobytes(), hint)
 
 
@@ -274,26 +279,26 @@ def _unpack_and_look_up(emitter: Emitter, codes: npt.NDArray[np.unsignedinteger]
     """
     bits, count = form.bits, codes.size
     groups = -(-count // CODES_TOGETHER)
-    stream = np.zeros(groups * bits, np.uint8)
+    packed_rows = np.zeros(groups * bits, np.uint8)
     data = pack(codes, bits)
-    stream[: data.size] = data
-    stored = emitter.store(stream.reshape(groups, bits), hint)
+    packed_rows[: data.size] = data
+    stored = emitter.store(packed_rows.reshape(groups, bits), hint)
 
-    def do(op: str, *inputs: str, **attributes: Any) -> str:
+    def node(op: str, *inputs: str, **attributes: Any) -> str:
         return emitter.add_node(op, inputs, hint, **attributes)
 
-    def whole(value: npt.ArrayLike, kind: npt.DTypeLike = np.int32) -> str:
+    def integers(value: npt.ArrayLike, kind: npt.DTypeLike = np.int32) -> str:
         return emitter.constant(value, kind)
 
-    begins = bits * np.arange(CODES_TOGETHER)
-    octets = do("Cast", stored, to=ElementType.INT32)
-    low = do("Gather", octets, whole(begins // 8), axis=1)
+    first_bits = bits * np.arange(CODES_TOGETHER)
+    stored_bytes = node("Cast", stored, to=ElementType.INT32)
+    low = node("Gather", stored_bytes, integers(first_bits // 8), axis=1)
     # the last code ends in the last byte: its upper neighbour is any byte, as the remainder removes it
-    high = do("Gather", octets, whole(np.minimum(begins // 8 + 1, bits - 1)), axis=1)
-    pairs = do("Add", low, do("Mul", high, whole(256)))
-    cut = do("Mod", do("Div", pairs, whole(2 ** (begins % 8))), whole(1 << bits))
-    flat = do("Reshape", _look_up(emitter, cut, form, hint), whole([-1], np.int64))
-    return do("Reshape", do("Slice", flat, whole([0]), whole([count])), whole(list(codes.shape), np.int64))
+    high = node("Gather", stored_bytes, integers(np.minimum(first_bits // 8 + 1, bits - 1)), axis=1)
+    pairs = node("Add", low, node("Mul", high, integers(256)))
+    unpacked = node("Mod", node("Div", pairs, integers(2 ** (first_bits % 8))), integers(1 << bits))
+    flat = node("Reshape", _look_up(emitter, unpacked, form, hint), integers([-1], np.int64))
+    return node("Reshape", node("Slice", flat, integers([0]), integers([count])), integers(list(codes.shape), np.int64))
 
 
 def _look_up(emitter: Emitter, codes: str, form: AnyFormat, hint: str) -> str:

@@ -119,19 +119,20 @@ def _scaled_loop(form: Format) -> Loop | None:
 
 def _by_bits_loop(form: Format) -> Loop | None:
     """The loop that rounds the lower bits of a float32 away, for any exponent bits and up to 23 fraction bits."""
-    kept = min(form.fraction_bits, 23)
+    kept_bits = min(form.fraction_bits, 23)
     normal = 2.0 ** (1 - form.bias)
-    if not form.exponent_bits or form.specials or form.step > MOST_STEP or (kept < 23 and normal < LEAST_NORMAL):
+    below_normal = kept_bits < 23 and normal < LEAST_NORMAL
+    if not form.exponent_bits or form.specials or form.step > MOST_STEP or below_normal:
         return None
-    magic = form.step * 2.0**23 if form.step >= LEAST_STEP else 0.0
-    limits = _floats(float32_range(form)[1], min(normal, magic) if kept == 23 else normal, magic)
-    # shift, half, odd, one and mask of the kernel
+    magic = form.step * 2.0**23 if form.step >= LEAST_STEP else 0.0  # see ``kernels``
+    limits = _floats(float32_range(form)[1], min(normal, magic) if kept_bits == 23 else normal, magic)
+    # the arguments shift, half, odd, one and mask of ``kernels.by_bits``
     words = (
-        23 - kept,
-        (1 << 22 - kept) - 1 if kept < 23 else 0,
-        (form.bias + 1) % 2 if kept == 0 else 0,
-        int(kept < 23),
-        0x7FFFFFFF >> 23 - kept << 23 - kept,
+        23 - kept_bits,
+        (1 << 22 - kept_bits) - 1 if kept_bits < 23 else 0,
+        (form.bias + 1) % 2 if kept_bits == 0 else 0,
+        int(kept_bits < 23),
+        0x7FFFFFFF >> 23 - kept_bits << 23 - kept_bits,
     )
     return Loop("by_bits", (*limits, *(np.uint32(word) for word in words)))
 
@@ -213,7 +214,7 @@ def rounded(
     """
     array = _exact_floats(x)
     check_rounding(rounding, rng)
-    target = _target(out, array)
+    target = _result_array(out, array)
     values, results = array.reshape(-1), target.reshape(-1)
     # two's complement has one rounding, which is to nearest
     nearest = rounding == "nearest-even" or (isinstance(form, TwosComplement) and rounding == "nearest-away")
@@ -221,8 +222,8 @@ def rounded(
     if form == FLOAT32 and values.dtype == np.float32:
         np.copyto(results, values)
     elif loop is None:
-        for at in range(0, values.size, _BLOCK):
-            results[at : at + _BLOCK] = plain.rounded(values[at : at + _BLOCK], form, rounding, rng)
+        for start in range(0, values.size, _BLOCK):
+            results[start : start + _BLOCK] = plain.rounded(values[start : start + _BLOCK], form, rounding, rng)
     else:
         loop.run(values, results)
     if out is not None and target is not out:
@@ -240,14 +241,15 @@ def encode(
 ) -> Codes:
     """Encode each value, sign in the top bit, then exponent and fraction; in the smallest unsigned type."""
     values = _exact_floats(x)
-    if not (isinstance(form, Format) and form.specials) and (missing := int(np.isnan(values).sum())):
+    if not (isinstance(form, Format) and form.specials) and (nan_count := int(np.isnan(values).sum())):
         raise NumberError(
-            f"{missing} of {values.size} values are NaN, and {form} has no code for it; replace them first"
+            f"{nan_count} of {values.size} values are NaN, and {form} has no code for it; replace them first"
         )
     codes = np.empty(values.size, code_type(form.bits))
     flat = values.reshape(-1)
-    for at in range(0, flat.size, _BLOCK):
-        codes[at : at + _BLOCK] = plain.codes(flat[at : at + _BLOCK].astype(np.float64), form, rounding, rng)
+    for start in range(0, flat.size, _BLOCK):
+        block = flat[start : start + _BLOCK].astype(np.float64)
+        codes[start : start + _BLOCK] = plain.codes(block, form, rounding, rng)
     return codes.reshape(values.shape)
 
 
@@ -274,16 +276,16 @@ def code_table(form: AnyFormat) -> Doubles:
 
 def fits_float32(form: AnyFormat) -> bool:
     """Whether float32 holds every value of the format."""
-    significant = form.bits - 1 if not isinstance(form, Format) else form.fraction_bits + (form.exponent_bits > 0)
+    significant_bits = form.bits - 1 if not isinstance(form, Format) else form.fraction_bits + (form.exponent_bits > 0)
     return (
-        significant <= 24
+        significant_bits <= 24
         and form.step >= 2.0**-149
         and form.largest <= plain.FLOAT32_MAX
         and form.lowest >= -plain.FLOAT32_MAX
     )
 
 
-def _target(out: Floats | None, values: npt.NDArray[Any]) -> Floats:
+def _result_array(out: Floats | None, values: npt.NDArray[Any]) -> Floats:
     """The array for results: *out*, or a new one if *out* is None or cannot be written while *values* are read."""
     if out is None:
         return np.empty(values.shape, np.float32)
@@ -292,8 +294,8 @@ def _target(out: Floats | None, values: npt.NDArray[Any]) -> Floats:
     if not out.flags.writeable:
         raise NumberError("out is read-only; give an array of your own, or none")
     # *x* itself may be overwritten, element by element; a shifted view of it would be read after it was written
-    same = out.ctypes.data == values.ctypes.data and values.dtype == np.float32
-    usable = out.flags.c_contiguous and out.flags.aligned and (same or not np.may_share_memory(out, values))
+    is_input = out.ctypes.data == values.ctypes.data and values.dtype == np.float32
+    usable = out.flags.c_contiguous and out.flags.aligned and (is_input or not np.may_share_memory(out, values))
     return out if usable else np.empty(values.shape, np.float32)
 
 

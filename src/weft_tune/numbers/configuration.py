@@ -1,4 +1,4 @@
-"""Which object of a network has which number format, and the plain text file that says so.
+"""Configurations: the number format of each object of a network, and their plain text files.
 
     conv1.weight EXP 8 127
     conv1.input  FIXED 15 -3

@@ -19,7 +19,7 @@ from weft.base.errors import NumberError
 Kind = Literal["FLOAT", "FIXED", "EXP", "BIN"]
 
 MAX_EXPONENT_BITS, MAX_FRACTION_BITS, MAX_BIAS = 11, 52, 1200
-"""What doubles can hold, in which all formulas are computed; ``Format`` checks the exact ends of its range as well."""
+"""Limits of doubles, in which all formulas are computed; ``Format`` checks the exact ends of its range as well."""
 MAX_FRACTION_LENGTH = 900
 """Limit of two's complement, so that doubles hold every value."""
 
@@ -65,6 +65,7 @@ class Format:
 
     @property
     def kind(self) -> Kind:
+        """The type by the fields that the format has."""
         if self.exponent_bits and self.fraction_bits:
             return "FLOAT"
         if self.fraction_bits:

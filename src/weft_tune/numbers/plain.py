@@ -24,7 +24,7 @@ Doubles = npt.NDArray[np.float64]
 Longs = npt.NDArray[np.int64]
 
 Rounding = Literal["nearest-even", "nearest-away", "toward-zero", "up", "down", "stochastic", "log-nearest"]
-"""Which of the two neighbouring values a value becomes. nearest-even: the nearer; half way, that with the even code
+"""Choices between the two neighbours of a value. nearest-even: the nearer; half way, the neighbour with the even code
 (not with the even significand: without fraction bits, as in EXP, all significands are odd). nearest-away: the nearer;
 half way, that further from zero. toward-zero, up, down: always in that direction. stochastic: the upper with a
 probability that grows linearly from 0 at the lower to 1 at the upper. log-nearest, for EXP only: the nearer on a
@@ -89,14 +89,14 @@ def codes(
 
 def values(codes: npt.NDArray[np.integer], form: AnyFormat) -> Doubles:
     """Decode: the value of each code."""
-    wide = codes.astype(np.int64)
+    integers = codes.astype(np.int64)
     if isinstance(form, TwosComplement):
         # xor and subtraction extend the sign
         half = 1 << form.bits - 1
-        return np.ldexp((((wide & 2 * half - 1) ^ half) - half).astype(np.float64), -form.fraction_length)
+        return np.ldexp((((integers & 2 * half - 1) ^ half) - half).astype(np.float64), -form.fraction_length)
     if form.kind == "BIN":
-        return np.where(wide & 1, -form.largest, form.largest)
-    magnitude = wide & (1 << form.exponent_bits + form.fraction_bits) - 1
+        return np.where(integers & 1, -form.largest, form.largest)
+    magnitude = integers & (1 << form.exponent_bits + form.fraction_bits) - 1
     exponent = magnitude >> form.fraction_bits
     fraction = magnitude & (1 << form.fraction_bits) - 1
     significand = fraction + ((exponent > 0).astype(np.int64) << form.fraction_bits)
@@ -105,7 +105,7 @@ def values(codes: npt.NDArray[np.integer], form: AnyFormat) -> Doubles:
     # special codes get any exponent that does not overflow, as their value is replaced
     decoded = np.ldexp(significand.astype(np.float64), np.where(special, 0, scale))
     decoded = np.where(special, np.where(fraction == 0, np.inf, np.nan), decoded)
-    negative = wide >> form.bits - 1 & form.sign_bits == 1
+    negative = integers >> form.bits - 1 & form.sign_bits == 1
     return np.where(negative, -decoded, decoded)
 
 
@@ -117,11 +117,11 @@ def rounded(
 ) -> npt.NDArray[np.float32]:
     """Encode and decode each value, as float32; NaN stays NaN."""
     with np.errstate(invalid="ignore"):  # signalling NaN would warn
-        wide = x.astype(np.float64)
-    missing = np.isnan(wide)
-    decoded = values(codes(np.where(missing, 0.0, wide), form, rounding, rng), form)
+        doubles = x.astype(np.float64)
+    is_nan = np.isnan(doubles)
+    decoded = values(codes(np.where(is_nan, 0.0, doubles), form, rounding, rng), form)
     decoded = np.where(np.isinf(decoded), decoded, np.clip(decoded, *float32_range(form)))
-    return np.where(missing, np.nan, decoded).astype(np.float32)
+    return np.where(is_nan, np.nan, decoded).astype(np.float32)
 
 
 @lru_cache(maxsize=1024)
@@ -132,11 +132,11 @@ def float32_range(form: AnyFormat) -> tuple[float, float]:
         ends = np.trunc(ends / form.step) * form.step
     elif form.kind != "BIN":
         ends = values(codes(ends, form, "toward-zero"), form)
-    near = ends.astype(np.float32)
+    as_float32 = ends.astype(np.float32)
     # the nearest float32 may lie outside the format; then the next one towards zero is the end
-    beyond = np.abs(near.astype(np.float64)) > np.abs(ends)
-    near = np.where(beyond, np.nextafter(near, np.float32(0)), near)
-    return float(near[0]), float(near[1])
+    too_large = np.abs(as_float32.astype(np.float64)) > np.abs(ends)
+    as_float32 = np.where(too_large, np.nextafter(as_float32, np.float32(0)), as_float32)
+    return float(as_float32[0]), float(as_float32[1])
 
 
 def _magnitude_codes(
@@ -157,7 +157,7 @@ def _twos_codes(x: Doubles, form: TwosComplement, rounding: Rounding) -> Longs:
     if rounding not in ("nearest-even", "nearest-away"):
         raise NumberError(f"{form} rounds half away from zero by its definition, not {rounding}; leave rounding out")
     half = 1 << form.bits - 1
-    places = np.ldexp(np.clip(x, form.lowest, form.largest), form.fraction_length)
-    below = np.floor(np.abs(places))
-    away = below + (np.abs(places) - below >= 0.5)
-    return np.where(places < 0, -away, away).astype(np.int64) & 2 * half - 1
+    steps = np.ldexp(np.clip(x, form.lowest, form.largest), form.fraction_length)
+    lower = np.floor(np.abs(steps))
+    magnitude = lower + (np.abs(steps) - lower >= 0.5)
+    return np.where(steps < 0, -magnitude, magnitude).astype(np.int64) & 2 * half - 1

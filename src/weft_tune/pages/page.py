@@ -23,12 +23,14 @@ from weft_tune.result import FLOAT32_BITS, PHASES, OtherMethod, Tuning, TuningRe
 if TYPE_CHECKING:
     from weft.reports.pictures import Figure
 
-LABELS = (
+LABEL_KEY = (
     "in the steps below, short for EXP 4 8: E is EXP, I FIXED, F FLOAT, B BIN, T two's complement; the bits; the bias"
 )
 """The key to ``numbers.format.label``."""
-LAYERS = ("layer", "weights", "format", "kB before", "kB", "inputs", "format", "kB before", "kB")
-METHODS = ("method", "weights kB", "times smaller", "activations kB", "all kB", "times smaller", "score", "evaluated")
+LAYER_COLUMNS = ("layer", "weights", "format", "kB before", "kB", "inputs", "format", "kB before", "kB")
+METHOD_COLUMNS = (
+    "method", "weights kB", "times smaller", "activations kB", "all kB", "times smaller", "score", "evaluated",
+)  # fmt: skip
 
 
 def tables(result: TuningResult) -> tuple[ResultTable, ...]:
@@ -51,16 +53,16 @@ def layers_table(result: TuningResult) -> ResultTable:
     cells = [(f"{count:,}", "", kilobytes(count * FLOAT32_BITS), kilobytes(bits)) for count, bits in totals]
     rows.append(TableRow(("all", *cells[0], *cells[1]), best=True))
     title = f"{network.name}: formats that keep {1 - tuning.margin:.4g} of the score, on {tuning.platform}"
-    return ResultTable(title, LAYERS, tuple(rows))
+    return ResultTable(title, LAYER_COLUMNS, tuple(rows))
 
 
 def _cells(target: Target, tuning: Tuning) -> list[str]:
     """For weights and inputs: their number, format, and kilobytes before and after."""
-    rows = [_object(target, role, tuning) for role in ROLES]
+    rows = [_object_cells(target, role, tuning) for role in ROLES]
     return [cell for count, formats, _, before, after in rows for cell in (count, formats, before, after)]
 
 
-def _object(target: Target, role: Role, tuning: Tuning) -> tuple[str, str, int, str, str]:
+def _object_cells(target: Target, role: Role, tuning: Tuning) -> tuple[str, str, int, str, str]:
     """The number of values, their formats and bits, and kilobytes before and after."""
     forms = [tuning.configuration[name] for name in target.objects(role)]
     bits, size = max(form.bits for form in forms), target.size(role)
@@ -71,7 +73,7 @@ def _object(target: Target, role: Role, tuning: Tuning) -> tuple[str, str, int, 
 def methods_table(result: TuningResult) -> ResultTable:
     """A table of all methods, scored on the same samples: sizes, score and number of evaluations."""
     before = result.methods[0]
-    whole = before.weight_bits + before.activation_bits
+    float32_bits = before.weight_bits + before.activation_bits
     rows = []
     for method in result.methods:
         bits = method.weight_bits + method.activation_bits
@@ -81,12 +83,12 @@ def methods_table(result: TuningResult) -> ResultTable:
             number(before.weight_bits / method.weight_bits if method.weight_bits else None, 2),
             kilobytes(method.activation_bits),
             kilobytes(bits),
-            number(whole / bits, 2),
+            number(float32_bits / bits, 2),
             _score(method),
             str(method.evaluations),
         )
         rows.append(TableRow(cells, best=method.method == "weft"))
-    return ResultTable("other methods, on the same samples", METHODS, tuple(rows))
+    return ResultTable("other methods, on the same samples", METHOD_COLUMNS, tuple(rows))
 
 
 def kilobytes(bits: float) -> str:
@@ -108,8 +110,8 @@ def write_tuning_page(path: Path | str, result: TuningResult, sentences: Sequenc
     with TemporaryDirectory() as folder:
         picture = Path(folder) / "search.svg"
         draw_search(result.tuning, picture)
-        drawn = b64encode(picture.read_bytes()).decode("ascii")
-    write_page(path, "tuning.html", {**page_data(result, sentences), "picture": drawn}, "weft_tune.pages")
+        encoded = b64encode(picture.read_bytes()).decode("ascii")
+    write_page(path, "tuning.html", {**page_data(result, sentences), "picture": encoded}, "weft_tune.pages")
 
 
 def page_data(result: TuningResult, sentences: Sequence[str]) -> dict[str, Any]:
@@ -120,10 +122,10 @@ def page_data(result: TuningResult, sentences: Sequence[str]) -> dict[str, Any]:
         "subtitle": f"formats that keep {1 - tuning.margin:.4g} of the score, on {tuning.platform}, {tuning.layerwise}",
         "cards": _cards(result),
         "told": list(sentences),
-        "layers": [_layer(target, tuning) for target in tuning.network.targets],
+        "layers": [_layer_row(target, tuning) for target in tuning.network.targets],
         "words": _words(tuning),
-        "methods": list(_methods(result)),
-        "path": list(_path(tuning)),
+        "methods": list(_method_rows(result)),
+        "path": list(_path_rows(tuning)),
     }
 
 
@@ -139,11 +141,11 @@ def _cards(result: TuningResult) -> list[tuple[str, str, str]]:
     ]
 
 
-def _layer(target: Target, tuning: Tuning) -> list[Any]:
+def _layer_row(target: Target, tuning: Tuning) -> list[Any]:
     """Name, then for weights and inputs: number, format, bits, and kilobytes before and after."""
     row: list[Any] = [target.name]
     for role in ROLES:
-        *cells, before, after = _object(target, role, tuning)
+        *cells, before, after = _object_cells(target, role, tuning)
         row += [*cells, f"{before} kB", f"{after} kB"]
     return row
 
@@ -154,17 +156,19 @@ def _words(tuning: Tuning) -> dict[str, str]:
     formats = sorted(used, key=lambda form: (form.bits, spell(form)))
     layers = {target.name: layer_meaning(target.name) for target in tuning.network.targets}
     meanings = {name: meaning for name, meaning in layers.items() if meaning}
-    return {spell(form): format_meaning(form) for form in formats} | {"E4(8)": LABELS} | meanings
+    return (
+        {spell(form): format_meaning(form) for form in formats} | {"E4(8)": LABEL_KEY} | meanings
+    )  # an example of a label
 
 
-def _methods(result: TuningResult) -> Iterator[list[str]]:
+def _method_rows(result: TuningResult) -> Iterator[list[str]]:
     for method in result.methods if result.others else ():
         sizes = _kb(method.weight_bits), _kb(method.activation_bits)
         yield [method.method, *sizes, _score(method), str(method.evaluations)]
 
 
-def _path(tuning: Tuning) -> Iterator[list[str]]:
-    """Every step that was kept: phase, step, what it changed, score, and the objective as a share of the base's."""
+def _path_rows(tuning: Tuning) -> Iterator[list[str]]:
+    """A row per kept point: phase, step, the change, score, and the objective as a share of the base's."""
     points = [tuning.base_configuration, *(kept.configuration for kept in tuning.path)]
     for (before, after), kept in zip(pairwise(points), tuning.path, strict=True):
         if tuning.base_objective > 0:

@@ -98,9 +98,9 @@ def _shade(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
 
 def _name_phases(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
     """Name the phases above the picture, with as many words as fit."""
-    whole = sum(span.last - span.first + 1 for span in spans)
+    iterations = sum(span.last - span.first + 1 for span in spans)
     for span in spans:
-        share = (span.last - span.first + 1) / max(1, whole)
+        share = (span.last - span.first + 1) / max(1, iterations)
         words = [f"{span.phase}", f"  {PHASES[span.phase]}", f", {span.subset} set"]
         # shares of the width at which one more word fits
         text = "".join(words[: 1 + (share > 0.07) + (share > 0.13)])
@@ -116,13 +116,13 @@ def _draw_scores(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None
     kept = {trial.iteration for trial in _kept_trials(tuning)}
     floor, ceiling = _score_range(tuning)
     size = max(2.0, min(7.0, 220 / math.sqrt(max(1, len(scored)) + 1)))
-    kinds = (
+    outcomes = (
         ("below the threshold", "x", INFEASIBLE, [t for t in scored if not t.feasible and t.exact]),
         ("stopped early: not above", "v", INFEASIBLE, [t for t in scored if not t.feasible and not t.exact]),
         ("keeps the score", "o", FEASIBLE, [t for t in scored if t.feasible and t.iteration not in kept]),
         ("chosen", "D", CHOSEN, [t for t in scored if t.iteration in kept]),
     )
-    for name, marker, colour, trials in kinds:
+    for name, marker, colour, trials in outcomes:
         if trials:
             axes.plot(
                 [t.iteration for t in trials], [min(max(t.score, floor), ceiling) for t in trials], marker,
@@ -140,6 +140,7 @@ def _draw_scores(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None
 
 
 def _draw_thresholds(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None:
+    """Draw threshold and base over the iterations of each phase, for the subset that it scores."""
     for number, span in enumerate(spans):
         ends = [span.first - 0.5, span.last + 0.5]
         names = ("threshold", "base") if number == 0 else (None, None)
@@ -152,11 +153,11 @@ def _draw_thresholds(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> 
 def _score_range(tuning: Tuning) -> tuple[float, float]:
     """The range of the score axis: from three margins (base less threshold) below the threshold to above all scores."""
     low, high = min(tuning.thresholds.values()), max(tuning.base.values())
-    above = [trial.score for trial in tuning.trials if trial.feasible]
-    high = max([high, *above])
-    room = max(high - low, 1e-3 * max(abs(high), 1e-9))
+    feasible_scores = [trial.score for trial in tuning.trials if trial.feasible]
+    high = max([high, *feasible_scores])
+    margin = max(high - low, 1e-3 * max(abs(high), 1e-9))
     lowest = min([trial.score for trial in tuning.trials if math.isfinite(trial.score)], default=low)
-    return max(low - 3 * room, lowest - 0.2 * room), high + 0.15 * room
+    return max(low - 3 * margin, lowest - 0.2 * margin), high + 0.15 * margin
 
 
 def _draw_objective(axes: Axes, tuning: Tuning) -> None:
@@ -190,12 +191,12 @@ def _name_moves(axes: Axes, tuning: Tuning, chosen: Sequence[Trial], scale: floa
     """Write the change of every chosen step, where there is room to read it."""
     if not 0 < len(chosen) <= MOST_NAMED:
         return
-    before, free_from = tuning.base_configuration, 0.0
+    configuration, next_iteration = tuning.base_configuration, 0.0
     for trial in chosen:
-        text = describe_change(before, trial.configuration)
-        before = trial.configuration
-        if text and trial.iteration >= free_from:
-            free_from = trial.iteration + NAME_WIDTH * tuning.iterations
+        text = describe_change(configuration, trial.configuration)
+        configuration = trial.configuration
+        if text and trial.iteration >= next_iteration:
+            next_iteration = trial.iteration + NAME_WIDTH * tuning.iterations
             axes.annotate(
                 text, (trial.iteration, trial.objective * scale), xytext=(2, 4), textcoords="offset points",
                 rotation=60, size=6.5, color=MUTED, ha="left", va="bottom", annotation_clip=False,

@@ -46,8 +46,8 @@ def read_data(path: str | Path, inputs: Sequence[TensorSpec], scale: float | Non
     try:
         label, names = _array_names(array_names(path), [spec.name for spec in inputs])
         stored = read_arrays(path, {label, *names.values()}, MAX_ARRAY_BYTES)
-        tensors = {spec.name: _tensor(spec, names[spec.name], stored[names[spec.name]], scale) for spec in inputs}
-        return LabelledData(tensors, check_labels(stored[label], _count(tensors), label, classes=False))
+        tensors = {spec.name: _convert(spec, names[spec.name], stored[names[spec.name]], scale) for spec in inputs}
+        return LabelledData(tensors, check_labels(stored[label], _check_counts(tensors), label, classes=False))
     except InputError as error:
         raise TuneError(f"{path}: {error}") from error
 
@@ -56,11 +56,11 @@ def read_samples(path: str | Path, inputs: Sequence[TensorSpec], scale: float | 
     """Read the samples in a file without their labels, which may be missing."""
     try:
         stored_names = array_names(path)
-        bare = [name for name in stored_names if name not in LABELS or name in {spec.name for spec in inputs}]
-        names = _input_names(bare, [spec.name for spec in inputs], bare)
+        unlabelled = [name for name in stored_names if name not in LABELS or name in {spec.name for spec in inputs}]
+        names = _input_names(unlabelled, [spec.name for spec in inputs], unlabelled)
         stored = read_arrays(path, set(names.values()), MAX_ARRAY_BYTES)
-        tensors = {spec.name: _tensor(spec, names[spec.name], stored[names[spec.name]], scale) for spec in inputs}
-        _count(tensors)
+        tensors = {spec.name: _convert(spec, names[spec.name], stored[names[spec.name]], scale) for spec in inputs}
+        _check_counts(tensors)
     except InputError as error:
         raise TuneError(f"{path}: {error}") from error
     return tensors
@@ -75,19 +75,19 @@ def _array_names(stored: Sequence[str], inputs: Sequence[str]) -> tuple[str, dic
     return labels[0], _input_names([name for name in stored if name != labels[0]], inputs, stored)
 
 
-def _input_names(bare: Sequence[str], inputs: Sequence[str], stored: Sequence[str]) -> dict[str, str]:
+def _input_names(unlabelled: Sequence[str], inputs: Sequence[str], stored: Sequence[str]) -> dict[str, str]:
     """Input -> its array, by name; a single input also takes the only array without labels under any name.
 
-    bare: names of the arrays without labels; stored: names of all arrays, for messages.
+    unlabelled: names of the arrays without labels; stored: names of all arrays, for messages.
     """
-    if len(inputs) == 1 and inputs[0] not in bare and len(bare) == 1:
-        return {inputs[0]: bare[0]}
+    if len(inputs) == 1 and inputs[0] not in unlabelled and len(unlabelled) == 1:
+        return {inputs[0]: unlabelled[0]}
     require_arrays(stored, inputs)
     return {name: name for name in inputs}
 
 
-def _count(tensors: Mapping[str, Array]) -> int:
-    """The number of samples, which must be the same in all tensors."""
+def _check_counts(tensors: Mapping[str, Array]) -> int:
+    """Return the number of samples; raises TuneError if tensors differ in it or have too few."""
     (first, count), *rest = ((name, len(rows)) for name, rows in tensors.items())
     for name, other in rest:
         if other != count:
@@ -102,8 +102,8 @@ def check_inputs(inputs: Mapping[str, Array], specs: Sequence[TensorSpec]) -> di
     if missing := [spec.name for spec in specs if spec.name not in inputs]:
         shown = ", ".join(inputs) or "nothing"
         raise TuneError(f"no samples for the input {missing[0]!r} of the model; given: {shown}")
-    tensors = {spec.name: _tensor(spec, spec.name, np.asarray(inputs[spec.name]), None) for spec in specs}
-    _count(tensors)
+    tensors = {spec.name: _convert(spec, spec.name, np.asarray(inputs[spec.name]), None) for spec in specs}
+    _check_counts(tensors)
     return tensors
 
 
@@ -126,12 +126,12 @@ def check_labels(labels: npt.ArrayLike, count: int, name: str = "label", *, clas
     return array.reshape(-1).astype(np.int64)
 
 
-def _tensor(spec: TensorSpec, name: str, array: npt.NDArray[Any], scale: float | None) -> Array:
+def _convert(spec: TensorSpec, name: str, array: npt.NDArray[Any], scale: float | None) -> Array:
     """Convert an array to the data type of the input *spec*; *name* is the array's, for messages."""
     _check_shape(spec, name, array)
     kind = DATATYPES[spec.datatype]
     if kind.kind == "f":
-        return _floats(spec, name, array, kind, scale)
+        return _convert_floats(spec, name, array, kind, scale)
     if not np.can_cast(array.dtype, kind, "safe"):
         raise TuneError(
             f"{name} is of type {array.dtype}, which does not fit into the input's {spec.datatype}; save it as {kind}"
@@ -139,13 +139,16 @@ def _tensor(spec: TensorSpec, name: str, array: npt.NDArray[Any], scale: float |
     return array.astype(kind, copy=False)
 
 
-def _floats(spec: TensorSpec, name: str, array: npt.NDArray[Any], kind: np.dtype[Any], scale: float | None) -> Array:
+def _convert_floats(
+    spec: TensorSpec, name: str, array: npt.NDArray[Any], kind: np.dtype[Any], scale: float | None
+) -> Array:
+    """Convert an array to the float type *kind*, times *scale*; refuses unscaled integers, NaN and infinities."""
     if array.dtype.kind not in "uifb":
         raise TuneError(f"{name} is of type {array.dtype}, must be numbers, as the input is {spec.datatype}")
-    if array.dtype.kind in "ui" and scale is None and array.size and (top := int(array.max())) > 1:
+    if array.dtype.kind in "ui" and scale is None and array.size and (largest := int(array.max())) > 1:
         raise TuneError(
-            f"{name} holds {array.dtype} up to {top} for a float input; "
-            f"give scale = 1/{255 if top <= 255 else top}, or scale = 1 if the model takes such numbers"
+            f"{name} holds {array.dtype} up to {largest} for a float input; "
+            f"give scale = 1/{255 if largest <= 255 else largest}, or scale = 1 if the model takes such numbers"
         )
     with np.errstate(over="ignore"):  # infinities are refused below
         values = array.astype(kind, copy=False)

@@ -39,7 +39,7 @@ FIRST_CHUNK = 128
 """Least number of samples in a chunk; a later chunk has an eighth of all samples before it, if that is more."""
 NUMERICS = 1
 """Version of the arithmetic in fingerprints; raise it when a configuration may get another score than before."""
-_FLOAT, _OTHER = "float", "other"
+_UNSORTED, _TEST = "float", "other"
 """Names of sample orders that are not subsets of the search: all samples unsorted, and a test set."""
 
 
@@ -77,7 +77,7 @@ class OnnxEvaluator:
         self._layers = _layers(opened, network)
         self._plan = make_plan(opened, self._layers, self._inputs)
         self._small, self._seed = _small_count(small, len(self._labels)), seed
-        self._engine = _engine(self._plan, cache_bytes, workers)
+        self._runner = _make_runner(self._plan, cache_bytes, workers)
         self._subsets: dict[str, _SubsetSamples] = {}
         self._example = self._check_example()
 
@@ -89,7 +89,7 @@ class OnnxEvaluator:
     @property
     def process_ids(self) -> list[int]:
         """The processes of running workers."""
-        return self._engine.process_ids
+        return self._runner.process_ids
 
     @cached_property
     def fingerprint(self) -> str:
@@ -130,18 +130,18 @@ class OnnxEvaluator:
 
     def measure(self, configuration: Configuration, inputs: Mapping[str, Array], labels: npt.ArrayLike) -> float:
         """Score a configuration on all samples of another set, such as a test set."""
-        checked = check_inputs(inputs, self._opened.inputs)
-        right = self._metric.check_labels(labels, count_rows(checked))
-        self._metric.check_classes(self._example, right)
-        self._engine.add(_OTHER, SampleOrder(checked, np.arange(len(right))))
+        checked_inputs = check_inputs(inputs, self._opened.inputs)
+        checked_labels = self._metric.check_labels(labels, count_rows(checked_inputs))
+        self._metric.check_classes(self._example, checked_labels)
+        self._runner.add(_TEST, SampleOrder(checked_inputs, np.arange(len(checked_labels))))
         try:
-            return self._score(_OTHER, right, self._formats(configuration), -math.inf).value
+            return self._score(_TEST, checked_labels, self._formats(configuration), -math.inf).value
         finally:
-            self._engine.drop(_OTHER)
+            self._runner.drop(_TEST)
 
     def close(self) -> None:
         """End the worker processes; another evaluation would start them again."""
-        self._engine.close()
+        self._runner.close()
 
     def __enter__(self) -> OnnxEvaluator:
         return self
@@ -152,8 +152,8 @@ class OnnxEvaluator:
     def _formats(self, configuration: Configuration) -> dict[str, LayerFormats]:
         """Layer -> its formats; raises TuneError if the configuration names an unknown object."""
         known = {f"{layer.name}.{role}" for layer in self._layers for role in ROLES}
-        if strange := [name for name in configuration if name not in known]:
-            raise TuneError(unknown_name("object", strange[0], known))
+        if unknown := [name for name in configuration if name not in known]:
+            raise TuneError(unknown_name("object", unknown[0], known))
         return {
             layer.name: LayerFormats(configuration[f"{layer.name}.weight"], configuration[f"{layer.name}.input"])
             for layer in self._layers
@@ -161,17 +161,18 @@ class OnnxEvaluator:
 
     def _score(self, name: str, labels: Labels, formats: Mapping[str, LayerFormats], needed: float) -> Score:
         """Run the samples called *name* chunk by chunk, until all are done or the score cannot reach *needed*."""
-        total, gained, done = len(labels), 0.0, 0
-        for numbers in _chunks(total, self._plan.batch):
-            outputs = np.concatenate(self._engine.run(name, formats, numbers))
-            gained += float(self._metric.scores(outputs, labels[done : done + len(outputs)]).sum())
+        count, score_sum, done = len(labels), 0.0, 0
+        for batch_numbers in _chunks(count, self._plan.batch):
+            outputs = np.concatenate(self._runner.run(name, formats, batch_numbers))
+            score_sum += float(self._metric.scores(outputs, labels[done : done + len(outputs)]).sum())
             done += len(outputs)
-            bound = (gained + total - done) / total
-            if bound < needed and done < total:
+            bound = (score_sum + count - done) / count
+            if bound < needed and done < count:
                 return Score(bound, exact=False, samples=done)
-        return Score(gained / total, samples=total)
+        return Score(score_sum / count, samples=count)
 
     def _subset(self, subset: Subset) -> _SubsetSamples:
+        """The samples of *subset*; the first call runs the float model to sort them."""
         if not self._subsets:
             self._run_float()
         return self._subsets[subset]
@@ -179,17 +180,17 @@ class OnnxEvaluator:
     def _run_float(self) -> None:
         """Run the float model on all samples, and sort both subsets by how hard the samples are."""
         total = len(self._labels)
-        self._engine.add(_FLOAT, SampleOrder(self._inputs, np.arange(total)))
+        self._runner.add(_UNSORTED, SampleOrder(self._inputs, np.arange(total)))
         formats = {layer.name: LayerFormats() for layer in self._layers}
         scores, hardness = list[Doubles](), list[Doubles]()
         done = 0
-        for numbers in _chunks(total, self._plan.batch):
-            outputs = np.concatenate(self._engine.run(_FLOAT, formats, numbers))
-            right = self._labels[done : done + len(outputs)]
-            scores.append(self._metric.scores(outputs, right))
-            hardness.append(self._metric.hardness(outputs, right))
+        for batch_numbers in _chunks(total, self._plan.batch):
+            outputs = np.concatenate(self._runner.run(_UNSORTED, formats, batch_numbers))
+            labels = self._labels[done : done + len(outputs)]
+            scores.append(self._metric.scores(outputs, labels))
+            hardness.append(self._metric.hardness(outputs, labels))
             done += len(outputs)
-        self._engine.drop(_FLOAT)
+        self._runner.drop(_UNSORTED)
         if not any(chunk.any() for chunk in scores):
             raise TuneError(
                 f"{self._opened.path}: gets none of {total} samples right as it is; "
@@ -199,7 +200,7 @@ class OnnxEvaluator:
         chosen = np.random.default_rng(self._seed).choice(total, self._small, replace=False)
         subsets = {"full": rows, "small": rows[np.isin(rows, chosen)]}
         for subset, order in subsets.items():
-            self._engine.add(subset, SampleOrder(self._inputs, order))
+            self._runner.add(subset, SampleOrder(self._inputs, order))
         float_scores = np.concatenate(scores)
         self._subsets = {
             subset: _SubsetSamples(order, self._labels[order], float_scores[order]) for subset, order in subsets.items()
@@ -213,23 +214,24 @@ class OnnxEvaluator:
         opened, rows = self._opened, np.arange(min(self._plan.batch, len(self._labels)))
         batch = feed(self._inputs, rows, opened.fixed_batch)
         session = session_for(opened, [])
-        (whole,) = run_on(opened, session, [opened.output], batch)
-        if whole.ndim == 0 or len(whole) != count_rows(batch):
+        (outputs,) = run_on(opened, session, [opened.output], batch)
+        if outputs.ndim == 0 or len(outputs) != count_rows(batch):
             raise TuneError(
-                f"{opened.path}: output {opened.output!r} is {written(whole.shape)}, must have a row for each of "
+                f"{opened.path}: output {opened.output!r} is {written(outputs.shape)}, must have a row for each of "
                 f"{len(rows)} samples; name another output (--scored-output), or export with a free batch dimension"
             )
-        self._metric.check_classes(whole, self._labels)
+        self._metric.check_classes(outputs, self._labels)
         runner = PlanRunner(self._plan, 0)
-        runner.add(_FLOAT, SampleOrder(self._inputs, rows))
-        (staged,) = runner.run(_FLOAT, {layer.name: LayerFormats() for layer in self._layers}, [0])
+        runner.add(_UNSORTED, SampleOrder(self._inputs, rows))
+        (piece_outputs,) = runner.run(_UNSORTED, {layer.name: LayerFormats() for layer in self._layers}, [0])
         # The tolerance: a piece is optimised separately and may add in another order than the whole model.
-        if not np.allclose(staged, whole[: len(rows)], rtol=1e-3, atol=1e-4, equal_nan=True):
+        if not np.allclose(piece_outputs, outputs[: len(rows)], rtol=1e-3, atol=1e-4, equal_nan=True):
             raise EvaluationError(f"{opened.path}: the model gives other outputs when it is cut between its layers")
-        return staged
+        return piece_outputs
 
 
-def _engine(plan: RoundingPlan, cache_bytes: int, workers: int) -> PlanRunner | Workers:
+def _make_runner(plan: RoundingPlan, cache_bytes: int, workers: int) -> PlanRunner | Workers:
+    """Make a runner in this process for one worker, otherwise one over worker processes."""
     if workers < 1:
         raise TuneError(f"workers = {workers} must be at least 1")
     if cache_bytes < 0:

@@ -28,7 +28,7 @@ Doubles = npt.NDArray[np.float64]
 Function = Callable[[Any, Any], Any]
 """(outputs, labels), a row for each sample -> a number from 0 to 1 for each."""
 
-TOP = {"top1": 1, "top5": 5}
+TOP = {"top1": 1, "top5": 5}  # metric -> ``Metric.top``
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Metric:
     def scores(self, outputs: Array, labels: Labels) -> Doubles:
         """A score from 0 to 1 for each sample."""
         if self.function is not None:
-            return _call(self.name, self.function, outputs, labels)
+            return _call_function(self.name, self.function, outputs, labels)
         if outputs.dtype.kind in "iu":
             return np.asarray(_column(outputs) == labels, np.float64)
         margins = self._margins(outputs, labels)
@@ -63,16 +63,16 @@ class Metric:
         On a tie the earlier class wins. A sample with NaN gets -inf.
         """
         logits = _matrix(outputs).astype(np.float64)
-        spoilt = np.isnan(logits).any(axis=1)
+        has_nan = np.isnan(logits).any(axis=1)
         if logits.shape[1] == 1:
-            above = logits[:, 0] - self.threshold
+            distance = logits[:, 0] - self.threshold
             # exactly at the threshold is class 0, so its margin must be above 0 there
             margins = np.where(
-                labels == 1, above, np.where(above > 0, -above, np.maximum(-above, np.finfo(float).tiny))
+                labels == 1, distance, np.where(distance > 0, -distance, np.maximum(-distance, np.finfo(float).tiny))
             )
         else:
             margins = _lead(logits, labels, self.top)
-        return np.where(spoilt, -np.inf, margins)
+        return np.where(has_nan, -np.inf, margins)
 
     def check_labels(self, labels: npt.ArrayLike, count: int) -> Labels:
         """Check labels: one for each sample; they must be classes, unless the metric is a user's function."""
@@ -102,7 +102,7 @@ def make_metric(metric: str | Function, *, gives_probability: bool = False) -> M
             raise TuneError(f"metric {metric!r} is no function; give {' or '.join(TOP)} or a function")
         return Metric(getattr(metric, "__qualname__", type(metric).__name__), function=metric)
     if ":" in metric:
-        return Metric(metric, function=_import(metric))
+        return Metric(metric, function=_import_function(metric))
     if metric not in TOP:
         raise TuneError(f"{unknown_name('metric', metric, TOP)}; or give your own as file.py:function")
     return Metric(metric, top=TOP[metric], threshold=0.5 if gives_probability else 0.0)
@@ -119,7 +119,7 @@ def fingerprint(metric: Metric) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _import(text: str) -> Function:
+def _import_function(text: str) -> Function:
     """Import a metric named as ``file.py:function``."""
     path, _, name = text.rpartition(":")
     if not Path(path).is_file():
@@ -139,7 +139,7 @@ def _import(text: str) -> Function:
     return function  # type: ignore[no-any-return]  # any callable; its result is checked
 
 
-def _call(name: str, function: Function, outputs: Array, labels: Labels) -> Doubles:
+def _call_function(name: str, function: Function, outputs: Array, labels: Labels) -> Doubles:
     """Call a user's metric and check its result; a failure is an EvaluationError, which a search may skip."""
     try:
         scores = np.asarray(function(outputs, labels), np.float64)
@@ -187,9 +187,9 @@ def _lead(logits: Doubles, labels: Labels, top: int) -> Doubles:
     earlier_ties = (np.arange(logits.shape[1]) < labels[:, None]) & (others == right[:, None])
     better = (others > right[:, None]).sum(axis=1) + earlier_ties.sum(axis=1)
     with np.errstate(invalid="ignore"):
-        gap = np.abs(right - rival)
-    gap = np.where(np.isnan(gap), 0.0, gap)
-    return np.where(better < top, np.maximum(gap, np.finfo(float).tiny), -gap)
+        lead = np.abs(right - rival)
+    lead = np.where(np.isnan(lead), 0.0, lead)
+    return np.where(better < top, np.maximum(lead, np.finfo(float).tiny), -lead)  # tiny: above 0 also on a tie
 
 
 def agreement(outputs: Array, first: Array) -> Doubles:
@@ -203,8 +203,8 @@ def agreement(outputs: Array, first: Array) -> Doubles:
             "metric = closeness compares numbers"
         )
     same: npt.NDArray[Any] = outputs.argmax(axis=-1) == first.argmax(axis=-1)
-    spoilt = np.isnan(outputs).reshape(len(outputs), -1).any(axis=1)
-    return np.where(spoilt, 0.0, same.reshape(len(outputs), -1).mean(axis=1))
+    has_nan = np.isnan(outputs).reshape(len(outputs), -1).any(axis=1)
+    return np.where(has_nan, 0.0, same.reshape(len(outputs), -1).mean(axis=1))
 
 
 def closeness(outputs: Array, first: Array) -> Doubles:
@@ -217,8 +217,8 @@ def closeness(outputs: Array, first: Array) -> Doubles:
     distance = np.linalg.norm(np.asarray(outputs, np.float64).reshape(rows, -1) - before, axis=1)
     length = np.linalg.norm(before, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(distance == 0, 0.0, distance / length)
-    return np.asarray(np.clip(1 - np.nan_to_num(share, nan=1.0), 0.0, 1.0), np.float64)
+        relative_distance = np.where(distance == 0, 0.0, distance / length)
+    return np.asarray(np.clip(1 - np.nan_to_num(relative_distance, nan=1.0), 0.0, 1.0), np.float64)
 
 
 LIKENESS: dict[str, Function] = {"agreement": agreement, "closeness": closeness}

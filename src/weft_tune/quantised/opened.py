@@ -47,7 +47,7 @@ BATCH_BYTES = 8 << 20
 """Limit of the largest tensor of a batch, so that it stays in the processor's caches."""
 MOST_SAMPLES = 32
 """Limit of the samples in a batch."""
-_SAME_VALUES = ("Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")
+_SAME_VALUES = ("Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")  # operators that change no value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,24 +108,24 @@ def open_for_tuning(path: str | Path, output: str | None = None) -> Opened:
     model = load_flat(path)
     if FORMATS in metadata(model):
         raise TuneError(f"{path} was tuned already; tune the model that it was made of")
-    known = [value.name for value in model.graph.output]
-    if output is not None and output not in known:
-        raise TuneError(f"{path}: {unknown_name('output', output, known)}")
+    outputs = [value.name for value in model.graph.output]
+    if output is not None and output not in outputs:
+        raise TuneError(f"{path}: {unknown_name('output', output, outputs)}")
     why = whole_because(model.graph) if len(model.graph.node) > 1 else None
     if why is not None:
         raise TuneError(f"{path}: {why}, so it cannot be cut between its layers; simplify it, or score it by a command")
-    chosen = known[0] if output is None else output
+    scored = outputs[0] if output is None else output
     try:
-        layers = _layers_for(model, chosen)
+        layers = _layers_for(model, scored)
     except TuneError as error:
         raise TuneError(f"{path}: {error}") from error
-    return Opened(path, model, layers, _inputs(path, model, specs(session.get_inputs())), chosen)
+    return Opened(path, model, layers, _inputs(path, model, specs(session.get_inputs())), scored)
 
 
 def _layers_for(model: OnnxModel, output: str) -> tuple[WeightedLayer, ...]:
     """Remove all nodes that *output* does not need; returns the layers that are left, under their former names."""
     layers = find_layers(model)
-    produced = {layer.name: model.graph.node[layer.position].output[0] for layer in layers}
+    output_of_layer = {layer.name: model.graph.node[layer.position].output[0] for layer in layers}
     graph = model.graph
     fill(graph.output, [value for value in graph.output if value.name == output])
     prune(graph)
@@ -133,16 +133,16 @@ def _layers_for(model: OnnxModel, output: str) -> tuple[WeightedLayer, ...]:
     fill(graph.input, [value for value in graph.input if value.name in used])
     positions = {node.output[0]: position for position, node in enumerate(graph.node)}
     # positions have changed; the tensor that a layer produces has not
-    kept = [
-        layer._replace(position=positions[produced[layer.name]])
+    needed_layers = [
+        layer._replace(position=positions[output_of_layer[layer.name]])
         for layer in layers
-        if produced[layer.name] in positions
+        if output_of_layer[layer.name] in positions
     ]
-    if not kept:
+    if not needed_layers:
         raise TuneError(
             f"no layer to tune: output {output!r} needs none that has weights; name another output (--scored-output)"
         )
-    return tuple(kept)
+    return tuple(needed_layers)
 
 
 def _inputs(path: Path, model: OnnxModel, session_inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -198,9 +198,9 @@ def tensors_by_batch(
     """Run the model on all samples, *batch* at a time; yields its inputs and the tensors called *names*."""
     outputs = [name for name in names if name not in inputs]
     session = session_for(opened, outputs)
-    for fed in batches(inputs, batch, opened.fixed_batch):
-        values = run_on(opened, session, outputs, fed) if outputs else []
-        yield dict(zip(outputs, values, strict=True)) | fed
+    for batch_inputs in batches(inputs, batch, opened.fixed_batch):
+        values = run_on(opened, session, outputs, batch_inputs) if outputs else []
+        yield dict(zip(outputs, values, strict=True)) | batch_inputs
 
 
 def session_for(opened: Opened, names: Sequence[str]) -> Any:
@@ -242,15 +242,15 @@ def _pieces(opened: Opened, layers: Sequence[WeightedLayer], types: Mapping[str,
     cut = copied(opened.model)
     graph = cut.graph
     produced = {name for node in graph.node for name in node.output}
-    wanted = dict.fromkeys([opened.output, *(graph.node[layer.position].input[0] for layer in layers)])
+    piece_outputs = dict.fromkeys([opened.output, *(graph.node[layer.position].input[0] for layer in layers)])
     for layer in layers:
-        for at, name in enumerate((rounded_input(layer.name), weight_input(layer.name))):
-            graph.node[layer.position].input[at] = name
+        for index, name in enumerate((rounded_input(layer.name), weight_input(layer.name))):
+            graph.node[layer.position].input[index] = name
             graph.input.append(declared(name, ElementType.FLOAT))
-    fill(graph.output, [declared(name, types[name]) for name in wanted if name in produced])
+    fill(graph.output, [declared(name, types[name]) for name in piece_outputs if name in produced])
     prune(graph)
     starts = {rounded_input(layer.name) for layer in layers}
-    cuts = [at for at, node in enumerate(graph.node) if at and not starts.isdisjoint(node.input)]
+    cuts = [index for index, node in enumerate(graph.node) if index and not starts.isdisjoint(node.input)]
     try:
         return split(cut, cuts, types)
     except KeyError as error:
@@ -260,23 +260,27 @@ def _pieces(opened: Opened, layers: Sequence[WeightedLayer], types: Mapping[str,
 def _stages(opened: Opened, layers: Sequence[WeightedLayer], pieces: Sequence[ModelPiece]) -> Iterator[Stage]:
     """The pieces with the layers that they begin with, and the tensors that are live at each cut."""
     starts = {rounded_input(layer.name): layer for layer in layers}
-    first = [next((starts[name] for name in piece.inputs if name in starts), None) for piece in pieces]
+    # for each piece: the layer that it begins with, the unrounded input of that layer, and all its other inputs
+    firsts = [next((starts[name] for name in piece.inputs if name in starts), None) for piece in pieces]
     model_inputs = {value.name for value in opened.model.graph.input}
-    sources = [opened.model.graph.node[layer.position].input[0] if layer else "" for layer in first]
-    operands = [{rounded_input(layer.name), weight_input(layer.name)} if layer else set[str]() for layer in first]
-    others = [tuple(n for n in piece.inputs if n not in two) for piece, two in zip(pieces, operands, strict=True)]
+    sources = [opened.model.graph.node[layer.position].input[0] if layer else "" for layer in firsts]
+    operands = [{rounded_input(layer.name), weight_input(layer.name)} if layer else set[str]() for layer in firsts]
+    others = [
+        tuple(name for name in piece.inputs if name not in layer_inputs)
+        for piece, layer_inputs in zip(pieces, operands, strict=True)
+    ]
     # Backwards: a tensor that a later piece needs and no later piece produces must be kept at the cut.
     needed = dict.fromkeys([opened.output])
     live: list[tuple[str, ...]] = []
-    for at in range(len(pieces) - 1, -1, -1):
-        needed |= dict.fromkeys(filter(None, (*others[at], sources[at])))
-        produced_later = {name for piece in pieces[at:] for name in piece.outputs}
+    for i in range(len(pieces) - 1, -1, -1):
+        needed |= dict.fromkeys(filter(None, (*others[i], sources[i])))
+        produced_later = {name for piece in pieces[i:] for name in piece.outputs}
         live.insert(0, tuple(name for name in needed if name not in produced_later and name not in model_inputs))
-    for at, piece in enumerate(pieces):
-        layer = first[at]
+    for i, piece in enumerate(pieces):
+        layer = firsts[i]
         yield Stage(
-            layer.name if layer else None, sources[at], piece.model.SerializeToString(), others[at], piece.outputs,
-            live[at],
+            layer.name if layer else None, sources[i], piece.model.SerializeToString(), others[i], piece.outputs,
+            live[i],
         )  # fmt: skip
 
 
@@ -302,12 +306,12 @@ def select(layers: Sequence[WeightedLayer], wanted: str | Sequence[str] | None) 
     if wanted is None:
         return tuple(layers)
     chosen: set[str] = set()
-    for word in [wanted] if isinstance(wanted, str) else wanted:
-        matches = {layer.name for layer in layers if layer.name == word or fnmatchcase(layer.name, word)}
-        if not matches and word in KINDS.values():
-            matches = {layer.name for layer in layers if layer.kind == word}
+    for selector in [wanted] if isinstance(wanted, str) else wanted:
+        matches = {layer.name for layer in layers if layer.name == selector or fnmatchcase(layer.name, selector)}
+        if not matches and selector in KINDS.values():
+            matches = {layer.name for layer in layers if layer.kind == selector}
         if not matches:
-            raise TuneError(unknown_name("layer", word, [layer.name for layer in layers]))
+            raise TuneError(unknown_name("layer", selector, [layer.name for layer in layers]))
         chosen |= matches
     if not chosen:
         raise TuneError("no layer is named; leave the choice out to tune all of them")
@@ -319,41 +323,41 @@ def _observe(opened: Opened, layers: Sequence[WeightedLayer], inputs: Mapping[st
     nodes = {layer.name: opened.model.graph.node[layer.position] for layer in layers}
     names = list(dict.fromkeys(name for node in nodes.values() for name in (node.input[0], node.output[0])))
     # One sample alone for the sizes, because those of a batch need not be multiples of them.
-    (alone,) = tensors_by_batch(opened, names, {name: values[:1] for name, values in inputs.items()}, 1)
+    (single_sample,) = tensors_by_batch(opened, names, {name: values[:1] for name, values in inputs.items()}, 1)
     rows = opened.fixed_batch or 1
-    largest = dict.fromkeys(nodes, 0.0)
+    largest_magnitudes = dict.fromkeys(nodes, 0.0)
     for tensors in tensors_by_batch(opened, names, inputs, choose_batch(opened, inputs)):
         for name, node in nodes.items():
-            top = float(np.abs(tensors[node.input[0]]).max(initial=0.0))
-            if not math.isfinite(top):
+            magnitude = float(np.abs(tensors[node.input[0]]).max(initial=0.0))
+            if not math.isfinite(magnitude):
                 raise TuneError(
                     f"{opened.path}: NaN or infinity enters layer {name!r}; take the samples out that do it"
                 )
-            largest[name] = max(largest[name], top)
+            largest_magnitudes[name] = max(largest_magnitudes[name], magnitude)
     targets = {}
     for layer in layers:
         node = nodes[layer.name]
-        entering, leaving = alone[node.input[0]], alone[node.output[0]]
+        entering, leaving = single_sample[node.input[0]], single_sample[node.output[0]]
         targets[layer.name] = Target(
             layer.name,
             weights=layer.weight.size,
             inputs=entering.size // rows,
             weight_max=float(np.abs(layer.weight).max(initial=0.0)),
-            input_max=largest[layer.name],
-            macs=_products(layer, entering, leaving, node) // rows,
+            input_max=largest_magnitudes[layer.name],
+            macs=_count_macs(layer, entering, leaving, node) // rows,
         )
     return targets
 
 
-def _products(layer: WeightedLayer, entering: Array, leaving: Array, node: OnnxNode) -> int:
+def _count_macs(layer: WeightedLayer, entering: Array, leaving: Array, node: OnnxNode) -> int:
     """Multiply-accumulate operations of a layer."""
-    sizes = layer.weight.shape
+    shape = layer.weight.shape
     if layer.op == "ConvTranspose":
-        return int(entering.size) * math.prod(sizes[1:])
+        return int(entering.size) * math.prod(shape[1:])
     if layer.op == "Conv":
-        return int(leaving.size) * math.prod(sizes[1:])
+        return int(leaving.size) * math.prod(shape[1:])
     transposed = Attributes(node).integer("transB", 0)
-    depth: int = sizes[-1] if transposed or len(sizes) == 1 else sizes[-2]
+    depth: int = shape[-1] if transposed or len(shape) == 1 else shape[-2]
     return int(leaving.size) * depth
 
 

@@ -43,21 +43,22 @@ class ArrayCache:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
         self._entries: OrderedDict[Hashable, _CacheEntry] = OrderedDict()
-        self._fresh: set[Hashable] = set()
+        self._in_round: set[Hashable] = set()
+        """Keys that the current round used or stored."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def begin_round(self) -> None:
         """Allow the eviction of all present entries."""
-        self._fresh.clear()
+        self._in_round.clear()
 
     def get(self, key: Hashable) -> Arrays | None:
         entry = self._entries.get(key)
         if entry is None:
             return None
         self._entries.move_to_end(key)
-        self._fresh.add(key)
+        self._in_round.add(key)
         return entry.arrays
 
     def put(self, key: Hashable, arrays: Arrays) -> None:
@@ -66,14 +67,14 @@ class ArrayCache:
         if key in self._entries or not self._make_room(size_bytes):
             return
         self._entries[key] = _CacheEntry(arrays, size_bytes)
-        self._fresh.add(key)
+        self._in_round.add(key)
         self.size_bytes += size_bytes
 
     def _make_room(self, size_bytes: int) -> bool:
         """Evict entries until there is room for *size_bytes*; return False if only entries of this round are left."""
         while self.size_bytes + size_bytes > self.limit_bytes:
             oldest = next(iter(self._entries), None)
-            if oldest is None or oldest in self._fresh:
+            if oldest is None or oldest in self._in_round:
                 return False
             self.size_bytes -= self._entries.pop(oldest).size_bytes
         return True
@@ -82,7 +83,7 @@ class ArrayCache:
         """Remove all keys that are tuples beginning with *prefix*."""
         for key in [key for key in self._entries if isinstance(key, tuple) and key[0] == prefix]:
             self.size_bytes -= self._entries.pop(key).size_bytes
-            self._fresh.discard(key)
+            self._in_round.discard(key)
 
 
 Floats = npt.NDArray[np.float32]
@@ -130,7 +131,7 @@ def rounded_input(layer: str) -> str:
     return f"weft:{layer}.input"
 
 
-_WEIGHT = "weft:weight"
+_WEIGHT = "weft:weight"  # begins the cache keys of rounded weights; no samples have this name
 
 
 class LayerFormats(NamedTuple):
@@ -153,7 +154,7 @@ class PlanRunner:
     def __init__(self, plan: RoundingPlan, cache_bytes: int) -> None:
         self._plan = plan
         self._sessions = [open_session(stage.model, 1, optimise=True) for stage in plan.stages]
-        self._prefixes: dict[Hashable, int] = {}
+        self._key_of_prefix: dict[Hashable, int] = {}
         """(key of the stage before, layer, its formats) -> cache key; see ``_keys``."""
         self._cache = ArrayCache(cache_bytes)
         self._samples: dict[str, SampleOrder] = {}
@@ -184,14 +185,15 @@ class PlanRunner:
         return [self._run_batch(name, number, formats, weights, keys) for number in numbers]
 
     def _keys(self, formats: Mapping[str, LayerFormats]) -> list[int]:
-        """Cache keys: for the start of each stage, and for the end, a number that stands for all formats before it."""
+        """Cache keys, one per stage and one for the end: numbers that stand for the formats of all earlier layers."""
         keys = [0]
         for stage in self._plan.stages:
-            step = (keys[-1], stage.layer, formats.get(stage.layer or ""))
-            keys.append(self._prefixes.setdefault(step, len(self._prefixes) + 1))
+            prefix = (keys[-1], stage.layer, formats.get(stage.layer or ""))
+            keys.append(self._key_of_prefix.setdefault(prefix, len(self._key_of_prefix) + 1))
         return keys
 
     def _round_weight(self, layer: str, form: AnyFormat) -> Array:
+        """The weights of *layer* in *form*, cached."""
         trained = self._plan.weights[layer]
         if form == FLOAT32:
             return trained
@@ -209,35 +211,36 @@ class PlanRunner:
         rows = samples.order[number * plan.batch : (number + 1) * plan.batch]
         start, live = self._resume(name, number, keys)
         inputs = feed(samples.inputs, rows, plan.batch if plan.padded else None) if start < len(plan.stages) else {}
-        for at in range(start, len(plan.stages)):
-            tensors = {**inputs, **live} | self._run_stage(at, {**inputs, **live}, formats, weights)
-            needed = plan.stages[at + 1].live if at + 1 < len(plan.stages) else (plan.output,)
+        for index in range(start, len(plan.stages)):
+            tensors = {**inputs, **live} | self._run_stage(index, {**inputs, **live}, formats, weights)
+            needed = plan.stages[index + 1].live if index + 1 < len(plan.stages) else (plan.output,)
             live = {tensor: tensors[tensor] for tensor in needed}
-            self._cache.put((name, number, at + 1, keys[at + 1]), live)
+            self._cache.put((name, number, index + 1, keys[index + 1]), live)
         return live[plan.output][: len(rows)]
 
     def _resume(self, name: str, number: int, keys: list[int]) -> tuple[int, Mapping[str, Array]]:
         """Find the last stage whose input tensors are cached; return its index and these tensors."""
-        for at in range(len(self._plan.stages), 0, -1):
-            if (live := self._cache.get((name, number, at, keys[at]))) is not None:
-                return at, live
+        for index in range(len(self._plan.stages), 0, -1):
+            if (live := self._cache.get((name, number, index, keys[index]))) is not None:
+                return index, live
         return 0, {}
 
     def _run_stage(
         self,
-        at: int,
+        index: int,
         tensors: Mapping[str, Array],
         formats: Mapping[str, LayerFormats],
         weights: Mapping[str, Array],
     ) -> dict[str, Array]:
-        stage = self._plan.stages[at]
+        """Run one stage on *tensors* (name -> value); return its outputs by name."""
+        stage = self._plan.stages[index]
         inputs = {name: tensors[name] for name in stage.inputs}
         if stage.layer is not None:
             form, entering = formats[stage.layer].input, tensors[stage.source]
             inputs[rounded_input(stage.layer)] = entering if form == FLOAT32 else rounded(entering, form)
             inputs[weight_input(stage.layer)] = weights[stage.layer]
         try:
-            outputs: Sequence[Array] = self._sessions[at].run(stage.outputs, inputs)
+            outputs: Sequence[Array] = self._sessions[index].run(stage.outputs, inputs)
         except Exception as error:  # the C++ side raises a dozen unrelated kinds
             where = f"from layer {stage.layer!r} on" if stage.layer else "before the first layer"
             raise EvaluationError(f"the model fails {where}: {first_line(error)}") from error

@@ -37,16 +37,16 @@ CALIBRATION = 512
 """Limit of the samples that int8 gets its ranges from."""
 ROUNDS, LONGEST_S = 25, 3.0
 """Rounds of runs that are timed; after *LONGEST_S* no further round begins."""
-_EIGHT_BITS = (ElementType.INT8, ElementType.UINT8)
+_EIGHT_BIT_TYPES = (ElementType.INT8, ElementType.UINT8)
 
 
 def outputs_by_batch(opened: Opened, session: Any, inputs: Mapping[str, Array], batch: int) -> Iterator[Array]:
     """The scored output for all samples, *batch* at a time; *session* runs *opened*'s file or a variant of it."""
-    left = count_rows(inputs)
-    for fed in batches(inputs, batch, opened.fixed_batch):
-        (outputs,) = run_on(opened, session, [opened.output], fed)
-        yield outputs[: min(batch, left)]  # the last batch of a model that takes a fixed number is filled up
-        left -= batch
+    samples_left = count_rows(inputs)
+    for batch_inputs in batches(inputs, batch, opened.fixed_batch):
+        (outputs,) = run_on(opened, session, [opened.output], batch_inputs)
+        yield outputs[: min(batch, samples_left)]  # the last batch of a model that takes a fixed number is filled up
+        samples_left -= batch
 
 
 def answers(opened: Opened, file: Path, inputs: Mapping[str, Array]) -> Array:
@@ -102,7 +102,7 @@ def exported_score(path: Path, opened: Opened, data: LabelledData, metric: str, 
 def calibration(data: LabelledData, fixed: int | None) -> dict[str, Array]:
     """The samples to measure ranges on; the last one is repeated to fill batches if each must have *fixed* samples."""
     rows = np.arange(min(CALIBRATION, count_rows(data.inputs)))
-    return feed(data.inputs, rows, fixed and -(-len(rows) // fixed) * fixed)
+    return feed(data.inputs, rows, fixed and -(-len(rows) // fixed) * fixed)  # up to whole batches
 
 
 def run_times(tuned: Path, opened: Opened, data: LabelledData) -> tuple[float, float]:
@@ -111,10 +111,10 @@ def run_times(tuned: Path, opened: Opened, data: LabelledData) -> tuple[float, f
     A run has one sample, or as many as the file requires. Few bits make a file small but not fast: formats for which
     the runtime has no kernels are rounded by additional operators.
     """
-    fed = next(batches(data.inputs, opened.fixed_batch or 1, opened.fixed_batch))
+    one_batch = next(batches(data.inputs, opened.fixed_batch or 1, opened.fixed_batch))
     files = {"before": opened.path, "after": tuned}
     sessions = {name: open_session(path, 1, optimise=True) for name, path in files.items()}
-    runs = {name: [partial(run_on, opened, session, [opened.output], fed)] for name, session in sessions.items()}
+    runs = {name: [partial(run_on, opened, session, [opened.output], one_batch)] for name, session in sessions.items()}
     seconds = least_seconds(runs, clock=time.perf_counter, rounds=ROUNDS, longest_s=LONGEST_S)
     return seconds["before"], seconds["after"]
 
@@ -147,7 +147,7 @@ def quantise_int8(
     calibration: inputs of many samples, by name. nodes: names of the nodes to quantise; by default all that can be.
     """
     try:
-        with _silence(), TemporaryDirectory() as folder:
+        with _silence_quantizer(), TemporaryDirectory() as folder:
             from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
             from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -172,7 +172,8 @@ def quantise_int8(
 def classes(model: Path, inputs: Mapping[str, Array], *, batch: int = 256) -> Array:
     """The class that a quantised file predicts for each sample, by the largest value of its first output."""
     session = open_session(model, 1, optimise=False)
-    return np.concatenate([session.run(None, fed)[0].argmax(axis=-1) for fed in _equal_batches(inputs, batch)])
+    outputs = (session.run(None, batch_inputs)[0] for batch_inputs in _equal_batches(inputs, batch))
+    return np.concatenate([values.argmax(axis=-1) for values in outputs])
 
 
 def _equal_batches(inputs: Mapping[str, Array], batch: int) -> Iterator[dict[str, Array]]:
@@ -208,20 +209,20 @@ def _measure_int8(path: Path) -> Int8Model:
     for tensor in graph.initializer:
         if tensor.name in parameters:
             scale_bytes += to_array(tensor).nbytes
-        elif tensor.data_type in _EIGHT_BITS:
+        elif tensor.data_type in _EIGHT_BIT_TYPES:
             weights += int(np.prod(tensor.dims, dtype=np.int64))
     return Int8Model(path, weights, scale_bytes)
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def _silence_quantizer() -> Iterator[None]:
     """Suppress the advice of the quantizer, on the console and through the root logger, to which it adds a handler."""
     root: Any = logging.getLogger()
-    handlers, before = list(root.handlers), logging.root.manager.disable
+    handlers, disabled_level = list(root.handlers), logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with redirect_stdout(StringIO()):
             yield
     finally:
-        logging.disable(before)
+        logging.disable(disabled_level)
         root.handlers[:] = handlers

@@ -21,7 +21,7 @@ from weft.runtime.samples import Ints
 from weft.runtime.tensors import Array
 from weft_tune.quantised.runner import LayerFormats, PlanRunner, RoundingPlan, SampleOrder
 
-_TAIL = 4000
+_LOG_CHARACTERS = 4000
 """Characters of a dead worker's log that its error carries, from its end: a screen or two."""
 
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ class _Worker(ChildProcess):
         log = self._log.read_text(errors="replace").strip()
         advice = "if memory ran out, use fewer workers or a smaller cache"
         why = advice if death.code < 0 else log.rpartition("\n")[2][:200]
-        return EvaluationError(f"a worker process was ended {death.how}; {why}".rstrip("; "), log[-_TAIL:])
+        return EvaluationError(f"a worker process was ended {death.how}; {why}".rstrip("; "), log[-_LOG_CHARACTERS:])
 
 
 @contextmanager
@@ -68,6 +68,7 @@ class Workers:
         self._workers: list[_Worker] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files: dict[int, tuple[Array, Path]] = {}
+        """id(array) -> the array and its file, which all processes map."""
         self._numbers = itertools.count()
 
     @property
@@ -92,7 +93,7 @@ class Workers:
         if not self._workers:
             with _explain_errors():
                 self._start()
-        shares = [tuple(n for n in numbers if n % self._count == at) for at in range(self._count)]
+        shares = [tuple(n for n in numbers if n % self._count == worker) for worker in range(self._count)]
         answers = self._call(BatchWorker.run, [(name, formats, share) for share in shares])
         outputs = dict(zip(itertools.chain(*shares), itertools.chain(*answers), strict=True))
         return [outputs[number] for number in numbers]
@@ -102,10 +103,11 @@ class Workers:
         self._stop()
 
     def _start(self) -> None:
+        """Start all processes, and send them the plan and all registered samples."""
         self._folder = tempfile.TemporaryDirectory(prefix="weft-tune-")
         try:
-            for at in range(self._count):
-                self._workers.append(_Worker(Path(self._folder.name) / f"worker{at}.log"))
+            for number in range(self._count):
+                self._workers.append(_Worker(Path(self._folder.name) / f"worker{number}.log"))
             weights = self._store(self._plan.weights)
             self._call_all(BatchWorker.open, self._plan.with_weights({}), weights, self._cache_bytes // self._count)
             for name, samples in self._samples.items():
@@ -178,10 +180,10 @@ class BatchWorker:
 
     def open(self, plan: RoundingPlan, weights: Mapping[str, Path], cache_bytes: int) -> None:
         """Open the sessions of a plan."""
-        self._runner = PlanRunner(plan.with_weights(_map(weights)), cache_bytes)
+        self._runner = PlanRunner(plan.with_weights(_map_files(weights)), cache_bytes)
 
     def add(self, name: str, inputs: Mapping[str, Path], order: Ints) -> None:
-        self.runner.add(name, SampleOrder(_map(inputs), order))
+        self.runner.add(name, SampleOrder(_map_files(inputs), order))
 
     def drop(self, name: str) -> None:
         self.runner.drop(name)
@@ -191,7 +193,7 @@ class BatchWorker:
         return list(self.runner.run(name, formats, numbers))
 
 
-def _map(files: Mapping[str, Path]) -> dict[str, Any]:
+def _map_files(files: Mapping[str, Path]) -> dict[str, Any]:
     """Map the array in each file into memory; processes that map the same file share the memory."""
     return {name: np.load(path, mmap_mode="r") for name, path in files.items()}
 

@@ -29,9 +29,9 @@ from weft_tune.quantised.scoring import CALIBRATION, make_scorer
 from weft_tune.runtime_target.prepared import PreparedModel, TensorRange, prepare_model, see_ranges
 from weft_tune.runtime_target.qdq import QdqOptions, WrittenVariant, eight_bit_places, write_halves, write_qdq
 
-LOOKED_AT = 32
+HARM_SAMPLES = 32
 """Cap on the samples on which the harm of single layers to the outputs is measured."""
-BUDGET_S, FEWEST, MOST = 3.0, 8, 100
+PROFILE_S, FEWEST_RUNS, MOST_RUNS = 3.0, 8, 100
 """Seconds for profiled runs, and their least and largest number."""
 FOLLOWERS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish")
 """Operators that ONNX Runtime fuses into the layer before them; the fused node is named after the follower's output."""
@@ -58,14 +58,15 @@ class RuntimeBench:
     ) -> None:
         inputs = data.inputs if isinstance(data, LabelledData) else data
         self.prepared = prepare_model(opened.path, wanted)
-        self._simple = replace(opened, model=self.prepared.model)
+        self._simplified = replace(opened, model=self.prepared.model)
         self._batch = choose_batch(opened, inputs)
-        self._one = feed(inputs, np.arange(1), opened.fixed_batch)
-        self.original = BuiltVariant(None, open_model(opened.path, 1), self._one)
+        self._run_inputs = feed(inputs, np.arange(1), opened.fixed_batch)
+        self.original = BuiltVariant(None, open_model(opened.path, 1), self._run_inputs)
         self.scorer = make_scorer(opened, data, metric, self.original.session, self._batch)
         self._ranges = self._calibrate(opened, inputs)
-        self._looked_at = feed(inputs, np.arange(min(LOOKED_AT, count_rows(inputs), self._batch)), opened.fixed_batch)
-        self._answers = self._run_outputs(self.original)
+        rows = np.arange(min(HARM_SAMPLES, count_rows(inputs), self._batch))
+        self._harm_inputs = feed(inputs, rows, opened.fixed_batch)
+        self._original_outputs = self._run_outputs(self.original)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -75,7 +76,7 @@ class RuntimeBench:
     @property
     def rows(self) -> int:
         """Number of samples in a timed run."""
-        return count_rows(self._one)
+        return count_rows(self._run_inputs)
 
     def eight_bits(self, chosen: frozenset[str], options: QdqOptions) -> BuiltVariant:
         """Build the variant with the layers *chosen* in 8 bits; the original model if there are none."""
@@ -97,12 +98,12 @@ class RuntimeBench:
     def harm(self, layer: str, options: QdqOptions) -> float:
         """The mean relative distance of the outputs from the original outputs if only *layer* is in 8 bits."""
         changed = self._run_outputs(self.eight_bits(frozenset([layer]), options))
-        return 1 - float(closeness(changed, self._answers).mean())
+        return 1 - float(closeness(changed, self._original_outputs).mean())
 
     def layer_times(self, variants: Sequence[BuiltVariant]) -> list[dict[str, float]]:
         """For each variant, layer -> seconds; the variants are profiled in turns."""
         written = [variant.written or _unchanged_variant(self.prepared) for variant in variants]
-        return layer_times(written, self.layers, self._one)
+        return layer_times(written, self.layers, self._run_inputs)
 
     def _calibrate(self, opened: Opened, inputs: Mapping[str, Array]) -> dict[str, TensorRange]:
         """Measure the ranges of all tensors that are 8 bits wide in any variant."""
@@ -110,21 +111,22 @@ class RuntimeBench:
         names = set().union(*(eight_bit_places(graph, layers, joined).ranged for joined in (True, False)))
         names |= {graph.node[layer.position].input[0] for layer in layers}
         rows = np.arange(min(CALIBRATION, count_rows(inputs)))
-        return see_ranges(self._simple, sorted(names), feed(inputs, rows), self._batch)
+        return see_ranges(self._simplified, sorted(names), feed(inputs, rows), self._batch)
 
     def _run_outputs(self, variant: BuiltVariant) -> Array:
         """The outputs of *variant* on the samples of ``harm``."""
-        (outputs,) = run_on(self._simple, variant.session, [self._simple.output], self._looked_at)
+        (outputs,) = run_on(self._simplified, variant.session, [self._simplified.output], self._harm_inputs)
         return outputs
 
     def _build(self, written: WrittenVariant) -> BuiltVariant:
         """Open a session for a variant, and run it once to see that it works."""
-        session = _session(self._simple, written.model)
-        run_on(self._simple, session, [self._simple.output], self._one)
-        return BuiltVariant(written, session, self._one)
+        session = _session(self._simplified, written.model)
+        run_on(self._simplified, session, [self._simplified.output], self._run_inputs)
+        return BuiltVariant(written, session, self._run_inputs)
 
 
 def _session(opened: Opened, model: OnnxModel) -> Any:
+    """Open a variant in ONNX Runtime; raises TuneError if that fails."""
     try:
         return open_session(model.SerializeToString(), 1, optimise=True)
     except Exception as error:  # the C++ side raises a dozen unrelated kinds, and protobuf its own above 2 GiB
@@ -148,16 +150,16 @@ def layer_times(
     with TemporaryDirectory() as folder:
         sessions = [
             open_session(
-                _mark_layers(variant, numbers).SerializeToString(), 1, optimise=True, profile=Path(folder, f"{place}-")
+                _mark_layers(variant, numbers).SerializeToString(), 1, optimise=True, profile=Path(folder, f"{index}-")
             )
-            for place, variant in enumerate(variants)
+            for index, variant in enumerate(variants)
         ]
         runs = [partial(run_all, [partial(session.run, None, dict(inputs))]) for session in sessions]
-        measure_in_turns(runs, MOST, fewest=FEWEST, longest_s=BUDGET_S)
-        return [_by_layer(session, layers) for session in sessions]
+        measure_in_turns(runs, MOST_RUNS, fewest=FEWEST_RUNS, longest_s=PROFILE_S)
+        return [_sum_by_layer(session, layers) for session in sessions]
 
 
-def _by_layer(session: Any, layers: Sequence[str]) -> dict[str, float]:
+def _sum_by_layer(session: Any, layers: Sequence[str]) -> dict[str, float]:
     """Add up the profiled times of the nodes of each layer; a node counts with the mean of its middle times."""
     times_us: dict[tuple[int, str], list[float]] = {}
     for number, event in node_events(session):

@@ -21,7 +21,7 @@ from weft_tune.runtime_target.qdq import QdqOptions
 
 OPTIONS = (QdqOptions("uint8"), QdqOptions("uint8", joined=False), QdqOptions("int8"))
 """The options of which the fastest is taken."""
-LEAST_S = 1e-7
+LEAST_GAIN_S = 1e-7
 """The least time that a layer is assumed to save, because its harm is divided by the time."""
 LAST_TURNS = 31
 """Turns of every variant in the last race."""
@@ -30,7 +30,7 @@ PATIENCE = 4
 
 FLOAT32, FLOAT16, INT8 = "float32", "float16", "int8"
 SLOWER, HARMFUL = "slower in 8 bits", "costs too much of the score"
-"""Reasons why a layer stays as it was."""
+"""Reasons why a layer stays in its original format."""
 
 OnStage = Callable[[str, str], None]
 """Called with the present stage and its detail."""
@@ -56,14 +56,14 @@ class FastestVariant:
     """The fastest variant that keeps the score."""
 
     kind: str
-    """``int8``, ``float16``, or ``float32``: the model as it was."""
+    """``int8``, ``float16``, or ``float32``: the original model."""
     variant: BuiltVariant
     options: QdqOptions | None
     left_out: Mapping[str, str]
     """Layer that stayed in float32 -> why."""
     before: Turns
     after: Turns
-    """Times of the model as it was and of the result, which took turns; equal if nothing was faster."""
+    """Times of the original model and of the result, which took turns; equal if nothing was faster."""
     score: float
     times_before: Mapping[str, float]
     times_int8: Mapping[str, float]
@@ -167,7 +167,7 @@ class _Search:
         for number, name in enumerate(in_8_bits, 1):
             self.on_stage("scoring", f"layer {number} of {len(in_8_bits)} alone: {name}")
             harms[name] = self.bench.harm(name, self.options)
-        return sorted(in_8_bits, key=lambda name: harms[name] / max(self._gain(name), LEAST_S), reverse=True)
+        return sorted(in_8_bits, key=lambda name: harms[name] / max(self._gain(name), LEAST_GAIN_S), reverse=True)
 
     def _fewest(self, ordered: Sequence[str]) -> int:
         """Return the least number of layers at the start of *ordered* to leave out; by bisection.
@@ -186,31 +186,32 @@ class _Search:
 
     def leave_out_slow_one_by_one(self) -> None:
         """Try to leave out single layers, those first that gain least; ends when several in a row are better kept."""
-        failed = 0
+        failures_in_a_row = 0
         in_8_bits = [name for name in self._by_gain() if name not in self.left_out]
         for number, name in enumerate(in_8_bits, 1):
-            if failed == PATIENCE or len(self.left_out) + 1 >= len(self.bench.layers):
+            if failures_in_a_row == PATIENCE or len(self.left_out) + 1 >= len(self.bench.layers):
                 return
             self.on_stage("measuring", f"without {name}, {number} of at most {len(in_8_bits)}")
-            failed = 0 if self._try_without([name]) else failed + 1
+            failures_in_a_row = 0 if self._try_without([name]) else failures_in_a_row + 1
 
     def end(self) -> FastestVariant:
         """Race the remaining variants against the original model; the winner is the result."""
         bench = self.bench
         self.on_stage("measuring", "before and after")
         entrants = self._entrants()
-        was, *times = bench.race([bench.original, *(entrant.variant for entrant in entrants)], LAST_TURNS)
-        best, best_time = _Entrant(FLOAT32, bench.original, None), was
-        for entrant, time in zip(entrants, times, strict=True):
-            wins = time.faster_than(was) and time.median_s < best_time.median_s
+        variants = [bench.original, *(entrant.variant for entrant in entrants)]
+        before, *entrants_times = bench.race(variants, LAST_TURNS)
+        best, after = _Entrant(FLOAT32, bench.original, None), before
+        for entrant, times in zip(entrants, entrants_times, strict=True):
+            wins = times.faster_than(before) and times.median_s < after.median_s
             left_out = self.left_out if entrant.kind == INT8 else ()
-            self._note(entrant.kind, left_out, time, was, entrant.score, kept=wins)
+            self._note(entrant.kind, left_out, times, before, entrant.score, kept=wins)
             if wins:
-                best, best_time = entrant, time
+                best, after = entrant, times
         before_s, int8_s, after_s = bench.layer_times([bench.original, self.all_int8, best.variant])
         return FastestVariant(
-            kind=best.kind, variant=best.variant, options=self.options if best.kind == INT8 else None, before=was,
-            after=best_time, score=bench.score(bench.original) if best.score is None else best.score,
+            kind=best.kind, variant=best.variant, options=self.options if best.kind == INT8 else None, before=before,
+            after=after, score=bench.score(bench.original) if best.score is None else best.score,
             left_out=self.left_out if best.kind != FLOAT16 else {}, times_before=before_s, times_int8=int8_s,
             times_after=before_s if best.kind == FLOAT32 else after_s, tried=tuple(self.tried),
         )  # fmt: skip
@@ -243,12 +244,12 @@ class _Search:
         """
         left_out = [*self.left_out, *names]
         variant = self._build(self.options, left_out)
-        now, took = self.bench.race([self.current, variant])
-        wins, score = not now.faster_than(took) if together else took.faster_than(now), None
+        current, times = self.bench.race([self.current, variant])
+        wins, score = not current.faster_than(times) if together else times.faster_than(current), None
         if wins and not together:
             score = self.bench.score(variant)
             wins = score >= self.threshold
-        self._note(str(self.options), left_out, took, now, score, kept=wins)
+        self._note(str(self.options), left_out, times, current, score, kept=wins)
         if wins:
             self.left_out |= dict.fromkeys(names, SLOWER)
             self.current, self.score = variant, self.score if score is None else score
@@ -269,7 +270,7 @@ class _Search:
         self.tried.append(TriedVariant(str(options), tuple(left_out), None, None, score, score >= self.threshold))
 
     def _note(
-        self, what: str, left_out: Collection[str], took: Turns, was: Turns, score: float | None, *, kept: bool
+        self, what: str, left_out: Collection[str], times: Turns, against: Turns, score: float | None, *, kept: bool
     ) -> None:
-        """Record a variant with its times *took*, those of the variant it took turns with, *was*, and its score."""
-        self.tried.append(TriedVariant(what, tuple(left_out), took.median_s, was.median_s, score, kept))
+        """Record a variant: its *times*, those of the variant that it took turns with, and its score."""
+        self.tried.append(TriedVariant(what, tuple(left_out), times.median_s, against.median_s, score, kept))

@@ -29,7 +29,7 @@ FORMAT = 1
 """Version of the JSON file."""
 RESULT = "tuning.json"
 """The file of the result in its folder."""
-OF_SMALLEST = (
+SMALLEST_OPTIONS = (
     "shapes", "network", "groups", "platform", "objective", "layerwise", "device", "small", "bias_rule", "faithful",
     "workers", "baselines", "command", "small_command", "score", "timeout_s", "on_failure", "export", "database",
     "fresh",
@@ -37,11 +37,11 @@ OF_SMALLEST = (
 """Options of the search for the smallest formats; they are refused with a target."""
 
 Samples = LabelledData | Mapping[str, Array]
-FOR_8_BITS = {
+EIGHT_BIT_FLAGS = {
     "amx_int8": "AMX", "avx512_vnni": "AVX-512 VNNI", "avx_vnni": "AVX-VNNI", "i8mm": "i8mm", "asimddp": "dot products",
 }  # fmt: skip
 """Processor flag of Linux -> instructions that multiply and add 8-bit integers in one step."""
-WIDE = {"avx512bw": "AVX-512", "avx2": "AVX2"}
+WIDE_FLAGS = {"avx512bw": "AVX-512", "avx2": "AVX2"}
 """Flag -> instructions that multiply 8-bit integers in several steps, and add pairs of products in 16 bits."""
 
 
@@ -56,7 +56,7 @@ class LayerSpeed(NamedTuple):
     """The time if all layers are in 8 bits."""
     after_s: float | None
     why: str = ""
-    """Why it stayed as it was."""
+    """Why it stayed in its original format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -71,15 +71,15 @@ class RuntimeTuning:
     metric: str
     margin: float
     base: float
-    """The score of the model as it was."""
+    """The score of the original model."""
     threshold: float
     score: float
     test_base: float | None = None
-    """Score of the model as it was on samples that the choice did not use."""
+    """Score of the original model on samples that the choice did not use."""
     test_score: float | None = None
     """Score of the result on the same samples."""
     kind: str
-    """``int8``, ``float16``, or ``float32``: nothing was faster, and the result is the model as it was."""
+    """``int8``, ``float16``, or ``float32``: nothing was faster, and the result is the original model."""
     way: str
     """The options of the conversion to 8-bit integers, in words."""
     before: Turns
@@ -97,7 +97,7 @@ class RuntimeTuning:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was faster than the model as it was."""
+        """Whether anything was faster than the original model."""
         return self.kind != FLOAT32
 
     @property
@@ -136,7 +136,7 @@ class RuntimeTuning:
 
 def find_fastest(options: TuneOptions, on_stage: OnStage) -> RuntimeTuning:
     """Search for the fastest variant, and write it and the result into ``options.folder``, if given."""
-    _check(options)
+    _refuse_smallest_options(options)
     on_stage("reading", "")
     with TemporaryDirectory() as scratch:
         return _find_fastest(options, Path(scratch), on_stage)
@@ -164,18 +164,18 @@ def _find_fastest(options: TuneOptions, scratch: Path, on_stage: OnStage) -> Run
         network=path.stem, target=str(options.target), processor=describe_processor(), rows=bench.rows,
         metric=options.measure, margin=margin, base=base, threshold=base * (1 - margin), score=fastest.score,
         kind=fastest.kind, way=str(fastest.options or ""), before=fastest.before, after=fastest.after,
-        layers=_layers(bench, fastest), tried=fastest.tried, bytes_before=source.ByteSize(),
+        layers=_layer_speeds(bench, fastest), tried=fastest.tried, bytes_before=source.ByteSize(),
         bytes_after=model.ByteSize(), seconds=time.perf_counter() - began_s,
     )  # fmt: skip
     return _write(options, path, model, _with_test(options, bench, fastest.variant, result), on_stage)
 
 
-def _check(options: TuneOptions) -> None:
+def _refuse_smallest_options(options: TuneOptions) -> None:
     """Refuse options of the search for the smallest formats."""
     for option in fields(options):
         default = option.default_factory() if option.default_factory is not MISSING else option.default
         value = getattr(options, option.name)
-        if option.name in OF_SMALLEST and value != default:
+        if option.name in SMALLEST_OPTIONS and value != default:
             raise TuneError(
                 f"{option.name} = {value}: is of the search for the smallest formats, and target = {options.target} "
                 "measures which are fastest; leave one of them out"
@@ -205,7 +205,7 @@ def _samples(options: TuneOptions, opened: Opened) -> Samples:
     return labelled_samples(options, opened).inputs
 
 
-def _layers(bench: RuntimeBench, fastest: FastestVariant) -> tuple[LayerSpeed, ...]:
+def _layer_speeds(bench: RuntimeBench, fastest: FastestVariant) -> tuple[LayerSpeed, ...]:
     """All layers that might have changed, in the order of the graph; those without 8-bit kernels at the end."""
     speeds = [
         LayerSpeed(
@@ -260,10 +260,10 @@ def describe_processor(info: Path = Path("/proc/cpuinfo")) -> str:
     entries = {key.strip().lower(): value.strip() for key, _, value in reversed(lines)}
     flags = set((entries.get("flags") or entries.get("features") or "").split())
     name = entries.get("model name") or platform.machine()
-    for known, what in (
-        (FOR_8_BITS, "has instructions for 8-bit products"),
-        (WIDE, "has none made for 8-bit products"),
+    for flag_names, description in (
+        (EIGHT_BIT_FLAGS, "has instructions for 8-bit products"),
+        (WIDE_FLAGS, "has none made for 8-bit products"),
     ):
-        if present := [words for flag, words in known.items() if flag in flags]:
-            return f"{name}, which {what} ({', '.join(present)})"
+        if present := [instructions for flag, instructions in flag_names.items() if flag in flags]:
+            return f"{name}, which {description} ({', '.join(present)})"
     return name

@@ -32,15 +32,15 @@ Floats = npt.NDArray[np.float32]
 
 FUSED = "/MatMulAddFusion"
 """ONNX Runtime's suffix for the name of a matrix product that it fused with a sum."""
-GEMM_USUAL = {"alpha": 1.0, "beta": 1.0, "transA": 0}
+GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0}
 """Attributes that a Gemm must have for an 8-bit kernel."""
 
 
 STEPS = 255
 """Steps between the smallest and the largest code of 8 bits."""
-KEPT = 1024
+KEPT_VALUES = 1024
 """Cap on the values of a tensor that are kept from a batch to measure the effect of clipping."""
-PARTS = tuple(number / 20 for number in range(20, 1, -1))
+RANGE_SHARES = tuple(number / 20 for number in range(20, 1, -1))
 """Shares of the whole range that are tried as the narrower range."""
 
 
@@ -80,15 +80,15 @@ def prepare_model(path: Path, wanted: Collection[str]) -> PreparedModel:
         name = node.name.removesuffix(FUSED)
         if name not in others:
             continue
-        why = _why_not(weighted, node, constants)
-        if why:
-            others[name] = why
+        obstacle = _obstacle(weighted, node, constants)
+        if obstacle:
+            others[name] = obstacle
             continue
         del others[name]
         bias = _bias_name(node)
-        values = to_array(constants[bias]).reshape(-1) if bias else None
-        axis = _axis(weighted, node)
-        layers.append(FastLayer(name, weighted.op, weighted.position, weighted.weight, values, axis))
+        bias_values = to_array(constants[bias]).reshape(-1) if bias else None
+        axis = _channel_axis(weighted, node)
+        layers.append(FastLayer(name, weighted.op, weighted.position, weighted.weight, bias_values, axis))
     return PreparedModel(simple, tuple(layers), others)
 
 
@@ -99,10 +99,10 @@ def _simplify(path: Path, model: OnnxModel) -> OnnxModel:
     options.log_severity_level = 4  # fatal only: errors are raised
     try:
         with TemporaryDirectory() as folder:
-            saved = Path(folder, "simple.onnx")
-            options.optimized_model_filepath = str(saved)
+            file = Path(folder, "simple.onnx")
+            options.optimized_model_filepath = str(file)
             ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-            simple = load(saved, weights=True)
+            simple = load(file, weights=True)
     except Exception as error:  # the C++ side raises a dozen unrelated kinds, and protobuf its own above 2 GiB
         raise TuneError(f"{path}: ONNX Runtime cannot simplify it: {first_line(error)}") from error
     # ONNX Runtime lists every domain that it knows
@@ -112,24 +112,24 @@ def _simplify(path: Path, model: OnnxModel) -> OnnxModel:
     return simple
 
 
-def _why_not(layer: WeightedLayer, node: OnnxNode, constants: Mapping[str, OnnxTensor]) -> str:
+def _obstacle(layer: WeightedLayer, node: OnnxNode, constants: Mapping[str, OnnxTensor]) -> str:
     """The reason why a layer has no 8-bit kernel; empty if it has one."""
     if layer.op == "ConvTranspose":
         return "ONNX Runtime has no 8-bit ConvTranspose"
     attributes = Attributes(node).values()
-    if layer.op == "Gemm" and any(attributes.get(name, usual) != usual for name, usual in GEMM_USUAL.items()):
+    if layer.op == "Gemm" and any(attributes.get(name, usual) != usual for name, usual in GEMM_DEFAULTS.items()):
         return "a Gemm with alpha, beta or transA has no 8-bit kernel"
     if layer.op == "MatMul" and layer.weight.ndim != 2:
         return "only a matrix has an 8-bit kernel"
     bias = _bias_name(node)
     if bias and bias not in constants:
         return "its bias is no constant"
-    if bias and int(np.prod(constants[bias].dims)) != layer.weight.shape[_axis(layer, node)]:
+    if bias and int(np.prod(constants[bias].dims)) != layer.weight.shape[_channel_axis(layer, node)]:
         return "its bias is not one number for each channel"
     return ""
 
 
-def _axis(layer: WeightedLayer, node: OnnxNode) -> int:
+def _channel_axis(layer: WeightedLayer, node: OnnxNode) -> int:
     """The axis of the weight's output channels."""
     return 0 if layer.op == "Conv" or Attributes(node).integer("transB", 0) else 1
 
@@ -174,16 +174,16 @@ class _TensorStatistics:
         self._values: list[npt.NDArray[np.float32]] = []
 
     def add(self, values: Array) -> None:
-        """Add a batch: widen the range, and keep up to about ``KEPT`` values at equal distances."""
+        """Add a batch: widen the range, and keep up to about ``KEPT_VALUES`` values at equal distances."""
         self.low = min(self.low, float(values.min(initial=0.0)))
         self.high = max(self.high, float(values.max(initial=0.0)))
-        self._values.append(values.reshape(-1)[:: max(1, values.size // KEPT)].astype(np.float32))
+        self._values.append(values.reshape(-1)[:: max(1, values.size // KEPT_VALUES)].astype(np.float32))
 
     def best_part(self) -> float:
         """The share of the range with the least error in 8 bits."""
         values = np.concatenate(self._values)
         # The first on a tie, so the whole range if clipping gains nothing.
-        return min(PARTS, key=lambda part: clipping_loss(values, part * self.low, part * self.high))
+        return min(RANGE_SHARES, key=lambda part: clipping_loss(values, part * self.low, part * self.high))
 
 
 def clipping_loss(values: npt.NDArray[np.float32], low: float, high: float) -> float:

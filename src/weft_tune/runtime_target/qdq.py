@@ -59,26 +59,26 @@ def eight_bit_places(graph: OnnxGraph, layers: Collection[FastLayer], joined: bo
     chosen = {layer.position: layer for layer in layers}
     sole_readers = _SoleReaders(graph)
     produced: dict[str, str] = {}
-    source: dict[str, str] = {}  # a tensor in 8 bits -> the tensor that gave it its steps
+    steps_of: dict[str, str] = {}  # a tensor in 8 bits -> the tensor that gave it its steps
     for position, node in enumerate(graph.node):  # in the order of computation: operands come before their readers
         if position in chosen and node.op_type == "Conv":
             produced[sole_readers.end(node.output[0])] = chosen[position].name
-        elif joined and node.op_type in JOINED and node.output[0] not in produced and _all_in(node, source):
+        elif joined and node.op_type in JOINED and node.output[0] not in produced and _reads_8_bits(node, steps_of):
             produced[sole_readers.end(node.output[0])] = ""
-        elif node.op_type in SAME_VALUES and node.input[0] in source:
-            source[node.output[0]] = source[node.input[0]]
-        source |= {name: name for name in node.output if name in produced}
+        elif node.op_type in SAME_VALUES and node.input[0] in steps_of:
+            steps_of[node.output[0]] = steps_of[node.input[0]]
+        steps_of |= {name: name for name in node.output if name in produced}
     read: dict[str, str] = {}
     for layer in chosen.values():
-        entering = graph.node[layer.position].input[0]
-        if entering not in produced:
-            read.setdefault(entering, layer.name)
-    return EightBitPlaces(produced, read, {name: source.get(name, name) for name in (*produced, *read)})
+        data = graph.node[layer.position].input[0]
+        if data not in produced:
+            read.setdefault(data, layer.name)
+    return EightBitPlaces(produced, read, {name: steps_of.get(name, name) for name in (*produced, *read)})
 
 
-def _all_in(node: OnnxNode, source: Mapping[str, str]) -> bool:
+def _reads_8_bits(node: OnnxNode, steps_of: Mapping[str, str]) -> bool:
     """Whether all operands of a node are 8 bits wide; the bounds of a Clip do not count as operands."""
-    return all(name in source for name in (node.input[:1] if node.op_type == "Clip" else node.input))
+    return all(name in steps_of for name in (node.input[:1] if node.op_type == "Clip" else node.input))
 
 
 class _SoleReaders:
@@ -96,7 +96,7 @@ class _SoleReaders:
 
 
 class QdqOptions(NamedTuple):
-    """How a variant converts the chosen layers to 8-bit integers; as text for the report."""
+    """Options of converting layers to 8-bit integers; their text is for the report."""
 
     activations: Literal["uint8", "int8"] = "uint8"
     """Type of the inputs and outputs of layers; weights are int8 always."""
@@ -108,14 +108,14 @@ class QdqOptions(NamedTuple):
     """Whether the largest values are clipped in favour of smaller steps."""
 
     def __str__(self) -> str:
-        parts = ["int8", f"inputs {self.activations}"]
+        words = ["int8", f"inputs {self.activations}"]
         if not self.joined:
-            parts.append("layers alone")
+            words.append("layers alone")
         if self.weight_bits < 8:
-            parts.append(f"{self.weight_bits}-bit weights")
+            words.append(f"{self.weight_bits}-bit weights")
         if self.clipped:
-            parts.append("clipped")
-        return ", ".join(parts)
+            words.append("clipped")
+        return ", ".join(words)
 
 
 class WrittenVariant(NamedTuple):
@@ -159,6 +159,7 @@ class _QdqWriter:
         self._emitter = Emitter(model.graph)
         self._kind = np.dtype(options.activations)
         self._read: dict[str, str] = {}
+        """Tensor that layers read in 8 bits -> the output of its pair of nodes."""
         self.owners: dict[str, str] = {}
 
     def write(self) -> None:
@@ -167,40 +168,40 @@ class _QdqWriter:
         nodes: list[OnnxNode] = []
         for position, node in enumerate(self._graph.node):
             if position in layers:
-                nodes += self._enter(node, layers[position])
+                nodes += self._quantise_operands(node, layers[position])
             nodes.append(node)
-            nodes += [converter for name in list(node.output) for converter in self._leave(node, name)]
+            nodes += [converter for name in list(node.output) for converter in self._quantise_output(node, name)]
             if position in layers:
                 self.owners[node.output[0]] = layers[position].name
         replace_nodes(self._graph, nodes, self._emitter.constants)
 
-    def _enter(self, node: OnnxNode, layer: FastLayer) -> list[OnnxNode]:
+    def _quantise_operands(self, node: OnnxNode, layer: FastLayer) -> list[OnnxNode]:
         """Make a layer read its input, weight and bias in integers; return the nodes to be written before it."""
-        entering, nodes = node.input[0], list[OnnxNode]()
-        if entering in self._places.read:
-            if entering not in self._read:  # layers share the pair of a tensor
-                nodes += self._pair(entering, self._emitter.name(f"{entering}/8-bit"), layer.name)
-                self._read[entering] = nodes[-1].output[0]
-            node.input[0] = self._read[entering]
-        scales = self._scales(layer, entering)
+        data, nodes = node.input[0], list[OnnxNode]()
+        if data in self._places.read:
+            if data not in self._read:  # layers share the pair of a tensor
+                nodes += self._pair(data, self._emitter.name(f"{data}/8-bit"), layer.name)
+                self._read[data] = nodes[-1].output[0]
+            node.input[0] = self._read[data]
+        scales = self._scales(layer, data)
         shape = [-1 if axis == layer.axis else 1 for axis in range(layer.weight.ndim)]
         codes = np.rint(layer.weight / scales.reshape(shape)).astype(np.int8)
         zeros = self._emitter.constant(np.zeros(len(scales)), np.int8)
         nodes.append(self._constant(layer, "weight", codes, scales, layer.axis, zeros))
         node.input[1] = nodes[-1].output[0]
         if layer.bias is not None:
-            steps = scales * np.float32(self._steps(entering).scale)
+            steps = scales * np.float32(self._steps(data).scale)
             nodes.append(self._constant(layer, "bias", np.rint(layer.bias / steps).astype(np.int32), steps, 0))
             node.input[2] = nodes[-1].output[0]
         return nodes
 
-    def _leave(self, node: OnnxNode, name: str) -> list[OnnxNode]:
+    def _quantise_output(self, node: OnnxNode, name: str) -> list[OnnxNode]:
         """The pair behind output *name* of *node* if that is produced in 8 bits; the pair's output takes the name."""
         if name not in self._places.produced:
             return []
-        inside = self._emitter.name(f"{name}/float")
-        node.output[list(node.output).index(name)] = inside
-        return self._pair(inside, name, self._places.produced[name], of=name)
+        float_output = self._emitter.name(f"{name}/float")
+        node.output[list(node.output).index(name)] = float_output
+        return self._pair(float_output, name, self._places.produced[name], of=name)
 
     def _pair(self, source: str, out: str, owner: str, of: str | None = None) -> list[OnnxNode]:
         """QuantizeLinear and DequantizeLinear from *source* to *out*, for layer *owner* (empty: for none).
@@ -228,13 +229,13 @@ class _QdqWriter:
         self.owners[out] = layer.name
         return make_node("DequantizeLinear", [stored, steps, *zeros], [out], out, axis=axis)
 
-    def _scales(self, layer: FastLayer, entering: str) -> npt.NDArray[np.float32]:
+    def _scales(self, layer: FastLayer, data: str) -> npt.NDArray[np.float32]:
         """The weight's step for each channel, large enough that the bias fits into 32 bits."""
-        others = tuple(axis for axis in range(layer.weight.ndim) if axis != layer.axis)
-        scales = np.abs(layer.weight).max(axis=others, initial=0.0) / (2 ** (self._options.weight_bits - 1) - 1)
+        other_axes = tuple(axis for axis in range(layer.weight.ndim) if axis != layer.axis)
+        scales = np.abs(layer.weight).max(axis=other_axes, initial=0.0) / (2 ** (self._options.weight_bits - 1) - 1)
         if layer.bias is not None:
             # Half of the 32-bit range, because the sum of products is added to the bias.
-            scales = np.maximum(scales, np.abs(layer.bias) / (self._steps(entering).scale * _LARGEST_BIAS / 2))
+            scales = np.maximum(scales, np.abs(layer.bias) / (self._steps(data).scale * _LARGEST_BIAS / 2))
         return np.where(scales > 0, scales, 1.0).astype(np.float32)
 
     def _steps(self, name: str) -> _Steps:
@@ -256,21 +257,21 @@ def write_halves(prepared: PreparedModel) -> WrittenVariant:
             nodes.append(node)
             continue
         layer = layers[position]
-        cast = _halve(node, layer, emitter)
-        owners |= {part.output[0]: layer.name for part in cast}
-        nodes += cast
+        converted = _halve(node, layer, emitter)
+        owners |= {written.output[0]: layer.name for written in converted}
+        nodes += converted
     replace_nodes(model.graph, nodes, emitter.constants)
     return WrittenVariant(model, owners)
 
 
 def _halve(node: OnnxNode, layer: FastLayer, emitter: Emitter) -> list[OnnxNode]:
-    """Put the node of a layer between casts to and from float16, with weight and bias in float16; return the three."""
-    enters, inside = emitter.name(f"{layer.name}/half"), emitter.name(f"{layer.name}/half/out")
-    before = make_node("Cast", [node.input[0]], [enters], enters, to=ElementType.FLOAT16)
-    after = make_node("Cast", [inside], [node.output[0]], f"{inside}/Cast", to=ElementType.FLOAT)
-    node.input[0], node.output[0] = enters, inside
-    for place, values in ((1, layer.weight), (2, layer.bias)):
+    """Put the node of a layer between casts to and from float16, its weight and bias too; return the three nodes."""
+    half_input, half_output = emitter.name(f"{layer.name}/half"), emitter.name(f"{layer.name}/half/out")
+    before = make_node("Cast", [node.input[0]], [half_input], half_input, to=ElementType.FLOAT16)
+    after = make_node("Cast", [half_output], [node.output[0]], f"{half_output}/Cast", to=ElementType.FLOAT)
+    node.input[0], node.output[0] = half_input, half_output
+    for operand, values in ((1, layer.weight), (2, layer.bias)):
         if values is not None:
             half = np.clip(values, -LARGEST_HALF, LARGEST_HALF).astype(np.float16)
-            node.input[place] = emitter.store(half, f"{layer.name}/half/{place}")
+            node.input[operand] = emitter.store(half, f"{layer.name}/half/{operand}")
     return [before, node, after]

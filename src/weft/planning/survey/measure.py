@@ -424,7 +424,7 @@ class _Survey:
         # enough that requests of every model wait at all times
         clients = [lanes + model.max_batch + (index == 0) for index, model in enumerate(alone.values())]
         streams = [self._closed_stream(subject, count) for subject, count in zip(self.subjects, clients, strict=True)]
-        full = self._measure_load(server, streams, f"what {lanes} lane{'s' * (lanes > 1)} can do", self.seconds / 3)
+        full = self._measure_load(server, streams, f"capacity of {lanes} lane{'s' * (lanes > 1)}", self.seconds / 3)
         self.full_gaps_s = hand_overs(full.spans)
         answered = {
             name: stream.figures.answered_per_s for name, stream in zip(alone, full.result.streams, strict=True)
@@ -482,7 +482,7 @@ class _Survey:
         expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005 + PAUSE_S
         stream = self._closed_stream(subject, 1) | {"think_ms": PAUSE_S * 1e3}
         # not among the repeats: after pauses a model takes 1.5 times as long on a quiet machine (cold caches)
-        measurement = self._measure_load(server, [stream], f"the way of {subject.name}", OVERHEADS * expected_s)
+        measurement = self._measure_load(server, [stream], f"overhead of {subject.name}", OVERHEADS * expected_s)
         count = len(self.served[subject.name]["segments"])
         extents_s = [run[-1].end_s - run[0].start_s for run in runs(measurement.all_spans, subject.name, count)]
         latencies_s = measurement.result.streams[0].latency_s.tolist()
