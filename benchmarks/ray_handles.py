@@ -119,7 +119,7 @@ def measured(cluster: LocalCluster, handle: Any, key: str) -> dict[str, Any]:
     face, port = handle.where.remote().result()
     engines = {handle.engine.remote().result() for _ in range(50)}
     pids = [cluster.gate_pid(), *(cluster.where(name)[0] for name in cluster.machines), face, *engines]
-    url, server = cluster.urls[0], cluster.told()["servers"][0]["url"]
+    url, server = cluster.urls[0], cluster.status()["servers"][0]["url"]
     ways = {
         "direct": lambda: sequential_times(server, key, EACH),
         "gate": lambda: sequential_times(url, None, EACH),

@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_left_and_no_limit_is_broken(name):
     crowded = drawn(1, models=10, machines=3)
     filling = QUICK[name](crowded)
     unlimited = SPREADERS.get(name)  # these place everything, and a machine too many of it is late
-    limits = [limit for limit in broken_limits(filling) if "shall be in" not in limit]
+    limits = [limit for limit in broken_limits(filling) if "must be in" not in limit]
     assert not [limit for limit in limits if "busy" not in limit or unlimited is None]
     assert filling.served().max() <= 1 + 1e-6
 

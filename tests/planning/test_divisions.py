@@ -186,7 +186,7 @@ def learn(survey: _Survey, _: Any) -> None:
     survey.bodies = {subject.name: subject.name for subject in survey.subjects}
 
 
-FIRST = ["camera", "words", "what 1 lane can do"]
+FIRST = ["camera", "words", "capacity of 1 lane"]
 REST = ["all models on one lane", "overhead of camera", "overhead of words"]
 ROUND = ["camera alone", "words alone", "2 lanes"]
 
@@ -194,10 +194,10 @@ ROUND = ["camera alone", "words alone", "2 lanes"]
 @pytest.mark.parametrize(
     ("left_out", "watched"),
     [
-        (set(), [*FIRST, *REST, "what 2 lanes can do", *ROUND, *ROUND]),
-        ({2}, [*FIRST, *REST, "what 2 lanes can do"]),
-        ({1, 2}, [*FIRST, "what 2 lanes can do"]),
-        ({1}, [*FIRST, "what 2 lanes can do", *ROUND, *ROUND, *REST]),
+        (set(), [*FIRST, *REST, "capacity of 2 lanes", *ROUND, *ROUND]),
+        ({2}, [*FIRST, *REST, "capacity of 2 lanes"]),
+        ({1, 2}, [*FIRST, "capacity of 2 lanes"]),
+        ({1}, [*FIRST, "capacity of 2 lanes", *ROUND, *ROUND, *REST]),
     ],
     ids=["nothing", "two lanes", "both", "one lane"],
 )

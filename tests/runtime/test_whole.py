@@ -179,4 +179,4 @@ def test_a_version_that_answers_nobody_while_it_opens_a_model_is_told_of_once(
             patched.setattr("onnxruntime.__version__", version)
             backend.open(path, LoadOptions(), learn=False).close()
     (said,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert said.startswith("onnxruntime 1.30.2 answers nobody") and "install 1.31 or later" in said
+    assert said.startswith("onnxruntime 1.30.2 answers no request") and "install 1.31 or later" in said

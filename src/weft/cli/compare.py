@@ -46,7 +46,7 @@ def command(
         how(
             "--segments",
             min=1,
-            help="host: approximate number of simulated requests over all policies, 0.1 to 0.3 ms each; "
+            help="host: approximate number of simulated segments over all policies, 0.1 to 0.3 ms each; "
             "a longer workload is cut short.",
         ),
     ] = MOST_SEGMENTS,

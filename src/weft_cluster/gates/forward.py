@@ -328,7 +328,7 @@ class Forward:
         if self._retry(now, link.place) or self._retry(now, None):
             return
         self._gate.counts["lost"] += 1
-        message = f"{self._model}: {link.machine} was lost with it, and nobody else can answer in time: {why}"
+        message = f"{self._model}: {link.machine} was lost with it, and no other server can answer in time: {why}"
         self._respond(refusal(Overloaded(message)))
 
     def _end_try(self) -> tuple[Link, int]:

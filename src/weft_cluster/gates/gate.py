@@ -287,7 +287,7 @@ class Gate:
         """Readiness probe: 503 with a reason while draining, or if a model of the placement has no server."""
         reason = "the gate is going down" if self._draining else ""
         if missing := self.board.missing:
-            reason = f"nobody takes requests for {', '.join(missing[:5])}"
+            reason = f"no server takes requests for {', '.join(missing[:5])}"
         return _json({"ready": not reason} | ({"reason": reason} if reason else {}), 503 if reason else 200)
 
     def _index(self) -> HttpResponse:

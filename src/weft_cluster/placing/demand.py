@@ -90,7 +90,7 @@ class Demand:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and self.rate > 0):
-            raise PlacingError(f"{self.model}: rate = {self.rate:g} must be above 0; leave out models nobody asks for")
+            raise PlacingError(f"{self.model}: rate = {self.rate:g} must be above 0; leave out models without requests")
         if not self.deadline_s > 0:
             raise PlacingError(f"{self.model}: deadline_s = {self.deadline_s:g} must be above 0")
         if not self.needs:

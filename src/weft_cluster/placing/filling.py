@@ -145,7 +145,7 @@ def _broken_replicas(filling: Filling, model: int) -> Iterator[str]:
     """Yield a sentence if a model that is placed has too few replicas."""
     demand, count = filling.problem.demands[model], filling.replicas(model)
     if 0 < count < demand.replicas:
-        yield f"{demand.model} is in {count} {demand.apart}s, and shall be in {demand.replicas}"
+        yield f"{demand.model} is in {count} {demand.apart}s, and must be in {demand.replicas}"
 
 
 STEEPNESS = 8.0

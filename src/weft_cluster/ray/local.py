@@ -130,7 +130,7 @@ class LocalCluster:
             not (status := self.status())["gates"] or status["missing"] or len(status["servers"]) < len(self.machines)
         ):
             if time.monotonic() > end_s:
-                raise InputError(f"not ready after {STARTING_S:g} s: nobody serves {', '.join(status['missing'])}")
+                raise InputError(f"not ready after {STARTING_S:g} s: no server has {', '.join(status['missing'])}")
             time.sleep(0.2)
 
     def status(self) -> dict[str, Any]:

@@ -139,12 +139,12 @@ def _sustained_rows(paper: Paper, traffic: TrafficSweep) -> list[Row]:
     for scheduler in [scheduler for scheduler in LISTED if scheduler in traffic.schedulers]:
         rate = traffic.borne(scheduler).rate
         printed = paper[f"sustained_{traffic.spot.board}"].value if scheduler is FLUID else None
-        why = f"answers per second with {OVERLOAD * traffic.rates[-1]:g} arriving, more than anybody bears"
+        why = f"answers per second with {OVERLOAD * traffic.rates[-1]:g} arriving, more than any policy bears"
         if scheduler is FLUID:
             last = traffic.rates[-1]
             why += (
                 f"; the text says above {printed:g}; {traffic.at(FLUID, last).rate:.1f} of {last:g} at the end of the "
-                "figure; nobody is on time then, so nothing is preempted, and all that counts is the NPU"
+                "figure; no request is on time then, so nothing is preempted, and all that counts is the NPU"
             )
         quantity = f"sustained by {scheduler.name}, {traffic.spot.name}"
         rows.append(Row(traffic.figure, quantity, printed, rate, "/s", why))

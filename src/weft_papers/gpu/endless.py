@@ -71,7 +71,7 @@ def _rows(source: LoadResults) -> list[Row]:
             f"{worst}; {best_rival(loads[worst])} does most of the rivals there. A fixed cut is chosen for each pair "
             f"afterwards; {OURS} chooses by what was measured of each model alone"),
         Row(f"{FIGURE}, {source.name}", "least share of any model, over the fair one", LEAST, shares[poorest], "x",
-            f"{poorest}; whoever falls below .9 of the fair share counts for more until it has that"),
+            f"{poorest}; a model that falls below .9 of the fair share counts for more until it has that"),
     ]  # fmt: skip
     if filling:
         over_streams = geometric_mean(_sum(results, OURS) / _sum(results, "streams") for results in filling)

@@ -251,7 +251,7 @@ def _weights_row() -> Row:
     grouped = closed.work(setting._replace(tasks=8), "mts").weights * 4
     return Row(
         f"{FIGURE_7}b", "weights of MTS over NetFuse's, 32 ResNet50, counted", None, mts, "%",
-        f"closed form, 1000 classes that nobody shares included; in groups of 8 {100 * grouped / separate:.1f} %, "
+        f"closed form, with 1000 classes that no models share; in groups of 8 {100 * grouped / separate:.1f} %, "
         f"every weight once {exact:.1f} %; the paper's 37 % is memory, so nearly all of it weights",
     )  # fmt: skip
 

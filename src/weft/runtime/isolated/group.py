@@ -436,7 +436,7 @@ class WorkerGroup:
                 try:
                     self._resources.spawner.submit(keeper.start).result()  # a thread inherits its starter's priority
                 except RuntimeError as error:  # there are too many threads; the next step tries again
-                    log.warning("nobody can restore the workers of %s now: %s", self.name, error)
+                    log.warning("the workers of %s cannot be restored now: %s", self.name, error)
                     return
                 self._keeper = keeper
 

@@ -598,7 +598,7 @@ class WorkerProcess:
         with self._lock:
             future = self._calls.pop(key, None)
         if future is None:
-            raise Garbled(f"nobody called {key!r}")
+            raise Garbled(f"there was no call {key!r}")
         if problem is None:
             future.set_result(result)
         else:
