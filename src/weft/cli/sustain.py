@@ -40,7 +40,7 @@ def command(
     from weft.workloads.requests import read_workload
 
     if processes < 0:
-        raise InputError(f"processes = {processes} must be at least 1, or 0 for one per core")
+        raise InputError(f"processes = {processes} must be at least 1")
     base = with_shapes(read_workload(workload), shape)
     mixes = _mixes(ratios)
     names = policies if policies == "all" else split_names(policies, "--policies")

@@ -117,5 +117,5 @@ def _run_bench(cluster: LocalCluster, workload: str, kill: str | None) -> dict[s
 def _counts_text(status: dict[str, Any]) -> str:
     """Text with the gate's own decisions, counted."""
     counts = status["counts"]
-    named = {"tried_again": "tried again", "unmeetable": "refused at once", "lost": "lost", "nowhere": "found no server"}
+    named = {"tried_again": "tried again", "unmeetable": "refused", "lost": "lost", "nowhere": "found no server"}
     return ", ".join(f"{counts.get(key, 0)} {text}" for key, text in named.items())

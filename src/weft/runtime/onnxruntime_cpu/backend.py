@@ -62,8 +62,8 @@ class CpuBackend(BackendDefaults):
         if not self._warned and tuple(map(int, ort.__version__.split(".")[:2])) < OPENS_WITHOUT_GIL:
             self._warned = True
             log.warning(
-                "onnxruntime %s answers no request while it opens a model; install %d.%d or later, or run models in worker "
-                "processes (isolation)",
+                "onnxruntime %s answers no request while it opens a model; install %d.%d or later, or run models in "
+                "worker processes (isolation)",
                 *(ort.__version__, *OPENS_WITHOUT_GIL),
             )
 
