@@ -92,7 +92,7 @@ def test_a_run_that_fails_ends_as_soon_as_that_is_clear():
 def test_finalists_are_compared_with_the_same_fresh_requests(brief):
     found = chosen("deadlines", TWO, TWO.model_copy(update={"memory_bytes": 250}))
     assert found.best.arrangement.host.memory_bytes == 250
-    question = found.best.asked
+    question = found.best.request
     ranked = finals(question, [found.best, *found.others]).finalists
     assert [each.trial.memory_bytes for each in ranked] == [250, 300]
     assert ranked[0].factor == ranked[1].factor

@@ -130,7 +130,7 @@ def named(ranking: Ranking, words: str) -> list[Finalist]:
 def test_every_reason_is_true_of_the_plans_numbers(finalists, objective):
     question = replace(QUESTION, objective=objective)
     for finalist in finalists:
-        object.__setattr__(finalist.trial, "asked", question)
+        object.__setattr__(finalist.trial, "request", question)
     ranking = rank(question, finalists)
     winner, told = ranking.winner, {name: each.prediction for name, each in by_label(ranking).items()}
     chosen = Chosen(winner.trial, tuple(each.trial for each in ranking.finalists[1:]), ())

@@ -78,7 +78,7 @@ def _load_module(entry: Entry) -> Any:
     try:
         module = entry.load()
     except InputError as error:
-        return _Unusable(error)
+        return _UnusableCommand(error)
     if entry.tool.own:
         return module
     try:  # a third-party command is first built in a separate app, so that an error affects only this command
@@ -87,7 +87,7 @@ def _load_module(entry: Entry) -> Any:
         typer.main.get_command(trial)
     except Exception as error:
         reason = f"tool {entry.tool.name!r}: its command {entry.name!r} cannot be used: {error}; update or remove it"
-        return _Unusable(InputError(reason))
+        return _UnusableCommand(InputError(reason))
     return module
 
 
@@ -95,11 +95,11 @@ def _add_command(app: typer.Typer, name: str, module: Any, **settings: Any) -> N
     """Add the ``command`` of a module to an app."""
     # an unusable command accepts any options, so that its reason is printed instead of an error about an option
     any_options = {"ignore_unknown_options": True, "allow_extra_args": True}
-    context = any_options if isinstance(module, _Unusable) else None
+    context = any_options if isinstance(module, _UnusableCommand) else None
     app.command(name, cls=Command, context_settings=context, **settings)(module.command)
 
 
-class _Unusable:
+class _UnusableCommand:
     """Replaces the module of a command that cannot be imported; the command raises the error, others work."""
 
     def __init__(self, error: InputError) -> None:

@@ -81,7 +81,7 @@ ANSWER_HEAD_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class _Preparation:
+class _PreparedLoad:
     """What is known before a run: the server's metadata, the requests built from it, and the round trip time."""
 
     server: dict[str, Any]
@@ -347,7 +347,7 @@ class _ClosedStream(_OpenStream):
 class _LoadRun:
     """A run: the streams of a workload, and the order in which the requests of open streams are sent."""
 
-    def __init__(self, workload: Workload, preparation: _Preparation, pool: Pool, clock: _Clock) -> None:
+    def __init__(self, workload: Workload, preparation: _PreparedLoad, pool: Pool, clock: _Clock) -> None:
         self.workload = workload
         self.pool = pool
         self.clock = clock
@@ -359,7 +359,7 @@ class _LoadRun:
         """Position of the next request to send in ``_times``, ``_owners`` and ``_numbers``."""
         self._order_requests()
 
-    def _make_stream(self, index: int, preparation: _Preparation) -> _OpenStream:
+    def _make_stream(self, index: int, preparation: _PreparedLoad) -> _OpenStream:
         """Create the open or closed stream with this number in the workload."""
         stream = self.workload.stream[index]
         # a random sequence of its own: with samples or without, the arrivals are the same
@@ -449,7 +449,7 @@ class _LoadRun:
         self.clock.loop.call_later(PROGRESS_S, self._report, progress)
 
 
-async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str | None) -> _Preparation:
+async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str | None) -> _PreparedLoad:
     """Read the metadata of the server and its models, and build the requests of every stream."""
     await _open_connections(control, 1)
     server = await _get_json(control, "v2", key)
@@ -479,7 +479,7 @@ async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str |
         except ShapeNeeded as error:
             raise workload.advised(stream, error) from error
         payloads.append(payload)
-    return _Preparation(server, tuple(payloads), tuple(have_exits), await _measure_round_trip_s(control, key))
+    return _PreparedLoad(server, tuple(payloads), tuple(have_exits), await _measure_round_trip_s(control, key))
 
 
 async def _open_connections(pool: Pool, count: int) -> None:
