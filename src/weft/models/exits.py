@@ -94,7 +94,7 @@ def _nearest(ascending: Sequence[int], targets: Sequence[float]) -> list[int]:
     chosen: list[int] = []
     first = 0
     for number, target in enumerate(targets):
-        stop = len(ascending) - (len(targets) - number - 1)
+        stop = len(ascending) - (len(targets) - number - 1)  # from here on, values are left for later targets
         after = min(max(bisect_left(ascending, target), first), stop - 1)
         before = max(after - 1, first)
         best = before if target - ascending[before] <= abs(ascending[after] - target) else after
@@ -178,7 +178,7 @@ def _insert_heads(model: Model, heads: Sequence[_HeadLayers]) -> Model:
         raise ModelError(f"{model.name} has a layer called {clash!r} already, the name of an exit's layer")
     layers: list[Layer] = []
     exits: list[Exit] = []
-    ends: dict[int, tuple[int, int]] = {}
+    ends: dict[int, tuple[int, int]] = {}  # block end in the result -> positions and channels there
     shapes = dict(zip(model.block_ends, model.block_shapes or ((0, 0),) * len(model.block_ends), strict=True))
     head_after = {head.after: head for head in heads}
     for done, layer in enumerate(model.layers, start=1):

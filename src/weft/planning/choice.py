@@ -6,7 +6,7 @@ by criterion. To compare loads, one simulation suffices: whether the challenger 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil
@@ -15,7 +15,8 @@ from typing import Literal, Protocol
 from weft.base.errors import InputError
 from weft.planning.bounds import CHANCE
 from weft.planning.candidates import Arrangement
-from weft.planning.deciding import ERROR
+from weft.planning.deciding import ERROR, criteria
+from weft.planning.deciding import Criterion as CriterionName
 from weft.planning.plan_request import PlanRequest
 from weft.planning.trials import OptionTrial, trial_of
 
@@ -73,8 +74,9 @@ class LoadCarried:
 
     def compare(self, trial: OptionTrial, best: OptionTrial) -> Verdict:
         if trial.sustained(best.level() + 1):
-            trial.level(start=best.level() + 1)
+            trial.level(start=best.level() + 1)  # from this load on: the search stores the level
             return -1
+        # the same load is worth a simulation only if the challenger may then win by less memory
         return 0 if trial.memory_bytes < best.memory_bytes and trial.sustained(best.level()) else 1
 
 
@@ -100,13 +102,16 @@ class ShortestWait:
         return _verdict(trial.latency, best.latency, ERROR["wait"])
 
 
-ORDERS: dict[str, tuple[Criterion, ...]] = {
-    "deadlines": (DeadlinesKept(implied=True), LoadCarried(), MemoryHeld()),
-    "load": (LoadCarried(), MemoryHeld()),
-    "memory": (DeadlinesKept(), MemoryHeld(), LoadCarried()),
-    "latency": (DeadlinesKept(), ShortestWait(), MemoryHeld()),
-}
-"""Objective -> criteria, the most important first."""
+def _criteria(request: PlanRequest) -> list[Criterion]:
+    """Return the criteria of the request's objective, in the order of ``deciding.ORDERS``."""
+    names = criteria(request.objective, request.has_rates)
+    by_name: Mapping[CriterionName, Criterion] = {
+        "missed": DeadlinesKept(implied=names[:2] == ("missed", "load")),
+        "load": LoadCarried(),
+        "memory": MemoryHeld(),
+        "wait": ShortestWait(),
+    }
+    return [by_name[name] for name in names]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +142,7 @@ def choose(
 
     memory_of: returns the bytes that an option needs.
     """
-    order = ORDERS[request.objective] if request.has_rates else _without_load(request.objective)
+    order = _criteria(request)
     best: OptionTrial | None = None
     beaten: list[OptionTrial] = []
     left_out: list[LeftOut] = []
@@ -176,12 +181,6 @@ def _simpler(request: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTri
         fits = request.objective != "memory" or MemoryHeld().compare(trial, best) <= 0
         if fits and trial.sustained(best.level() - 1):
             yield trial
-
-
-def _without_load(objective: str) -> Sequence[Criterion]:
-    """Return the criteria for streams without rates, whose load cannot be raised: waiting times decide instead."""
-    order = ORDERS["latency" if objective in ("deadlines", "load") else objective]
-    return [criterion for criterion in order if not isinstance(criterion, LoadCarried)]
 
 
 def _rejection_text(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> str:

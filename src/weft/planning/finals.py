@@ -180,7 +180,7 @@ def _add_largest_loads(
     """Yield the finalists with their largest loads; *loads* is empty if no stream has a rate."""
     for number, (finalist, load) in enumerate(zip_longest(finalists, loads)):
         on_progress(finalist.trial.arrangement.label, FINALISTS + number, 2 * FINALISTS)
-        factor = load.result() if load else None
+        factor = load.result() if load else None  # None: no load found; that of the short runs stays
         yield replace(finalist, factors=(finalist.trial.factor if factor is None else factor,) if load else ())
 
 
@@ -268,10 +268,11 @@ def _largest_load(
             return kept_at_best
         return kept_at(request, arrangement, best_load * FINE**step, length, seed=seed)[0]
 
+    # Loads are steps of FINE from *best_load*; the bound rules out steps above *most*.
     most = floor(log(trial.bound.factor * SLACK / best_load) / log(FINE)) if trial.bound.factor < inf else WIDEST
     least = -WIDEST
     first_step = round(log(start / best_load) / log(FINE)) if start else 0
-    step = largest_step(sustained, least, max(least, min(WIDEST, most)) + 1, first_step, 1 if start else 2)
+    step = largest_step(sustained, least, max(least, min(WIDEST, most)) + 1, first_step, stride=1 if start else 2)
     return float(best_load * FINE**step) if step > least else None
 
 
@@ -285,7 +286,7 @@ def _load_near(trial: OptionTrial, start: float, number: int, length: RunLength)
     def sustained(step: int) -> bool:
         return kept_at(trial.request, trial.arrangement, start * FINE**step, length, seed=seed)[0]
 
-    step = largest_step(sustained, -WIDEST, WIDEST, 0, 1)
+    step = largest_step(sustained, -WIDEST, WIDEST, start=0, stride=1)
     return start * FINE**step if step > -WIDEST else 0.0
 
 

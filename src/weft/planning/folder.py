@@ -120,7 +120,7 @@ def write_plan(
     host: the measured machine on which the prediction is based. report: the text of an HTML page.
     Server settings that the user added to the older plan, such as the address, are kept.
     """
-    ServerConfig(**plan.settings.model_dump())
+    ServerConfig(**plan.settings.model_dump())  # raises an error for settings that no server accepts
     target = Path(folder)
     user_settings = _settings_added(target)
     with replacing_folder(target, PlanError) as fresh:
@@ -205,11 +205,12 @@ def _with_copied_files(workload: Workload, fresh: Path) -> dict[str, Any]:
     for index, stream in enumerate(workload.stream):
         row = raw["stream"][index]
         row["model"] = stream.served_name
-        row.pop("profiles", None)
+        row.pop("profiles", None)  # of simulated devices; the model replaces them
         for key in _BESIDE_THE_WORKLOAD:
             if file_name := getattr(stream, key):
                 relative_path = f"{DATA}/{index}-{Path(file_name).name}"
-                _link_or_copy(Path(workload.folder) / file_name, fresh / relative_path, fresh / relative_path, "")
+                target = fresh / relative_path
+                _link_or_copy(Path(workload.folder) / file_name, target, older=target, digest="")  # always a copy
                 row[key] = relative_path
     return raw
 
@@ -223,7 +224,7 @@ def _check_served(folder: Path, workload: Workload) -> None:
     for stream in workload.stream:
         if stream.served_name not in names:
             raise PlanError(f"a planned stream has no model: {unknown_name('model', stream.served_name, names)}")
-    read_workload(folder / WORKLOAD_FILE)
+    read_workload(folder / WORKLOAD_FILE)  # raises an error if clients could not read it
 
 
 def plan_settings(folder: str | Path, *, unchecked: bool = False) -> ServerConfig:

@@ -47,17 +47,17 @@ def with_longer_segments(request: PlanRequest, chosen: Chosen, memory_of: Callab
 
 def longer_segments(arrangement: Arrangement) -> Iterator[Arrangement]:
     """Yield the arrangement with longer segments, once for each distinct number of segments."""
-    seen = [_counts(arrangement.host)]
+    seen = [_segment_counts(arrangement.host)]
     for words, factor in LENGTHS.items():
         limits_ms = {name: factor * grain_ms for name, grain_ms in arrangement.grain_ms.items()}
         host = merged_host(arrangement.host, limits_ms, arrangement.batches)
-        if _counts(host) not in seen:
-            seen.append(_counts(host))
+        if _segment_counts(host) not in seen:
+            seen.append(_segment_counts(host))
             grain_ms = {name: _grain_ms(arrangement, host, name, limit) for name, limit in limits_ms.items()}
             yield replace(arrangement, host=host, grain_ms=grain_ms, cut=words)
 
 
-def _counts(host: Host) -> list[int]:
+def _segment_counts(host: Host) -> list[int]:
     """Return the number of segments of each model."""
     return [len(model.segments) for model in host.models.values()]
 
@@ -78,7 +78,7 @@ def merged_host(host: Host, limits_ms: Mapping[str, float], batches: Mapping[str
     """
     largest = {name: model.max_batch for name, model in host.models.items()} | dict(batches or {})
     models = {
-        name: merged(model, joined(model, lengths_s(host, model, largest[name]), limits_ms[name] / 1e3))
+        name: merged(model, merged_bounds(model, lengths_s(host, model, largest[name]), limits_ms[name] / 1e3))
         if name in limits_ms
         else model
         for name, model in host.models.items()
@@ -96,8 +96,8 @@ def lengths_s(host: Host, model: HostModel, most: int) -> Sequence[float]:
     return [*map(device_length_s, single_s, model.times_at(most))] if host.ahead else single_s
 
 
-def joined(model: HostModel, lengths_s: Sequence[float], limit_s: float) -> list[int]:
-    """Merge neighbouring segments up to *limit_s*; return the first segment of each merged one, and last their number.
+def merged_bounds(model: HostModel, lengths_s: Sequence[float], limit_s: float) -> list[int]:
+    """Merge neighbouring segments up to *limit_s*; return the first segment of each merged one, then the number of all.
 
     An exit always begins a new segment.
     """

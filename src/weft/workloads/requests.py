@@ -259,13 +259,13 @@ class Workload(BaseModel):
             if len(inside) < len(block):
                 return
 
-    def fates(self, index: int, seed: int | None = None) -> Iterator[Ints]:
+    def exits_taken(self, index: int, seed: int | None = None) -> Iterator[Ints]:
         """Yield endless blocks of the exits at which a stream's successive requests leave, from 0; the end is last."""
-        return (block.exits for block in self._fates(index, seed))
+        return (block.exits for block in self._exit_blocks(index, seed))
 
     def record_rows(self, index: int, seed: int | None = None) -> Iterator[Ints]:
-        """Yield the rows of the record from which ``fates`` are drawn; -1 if they are drawn from rates."""
-        return (block.rows for block in self._fates(index, seed))
+        """Yield the rows of the record from which ``exits_taken`` are drawn; -1 if they are drawn from rates."""
+        return (block.rows for block in self._exit_blocks(index, seed))
 
     def record(self, index: int) -> stream_exits.ExitRecord | None:
         """Read the exit record of a stream; None if it has none. WorkloadError if it does not fit the exits."""
@@ -296,7 +296,7 @@ class Workload(BaseModel):
             raise WorkloadError(f"{where}: {stream_exits.miscounted(key, len(rates), early_exits)}")
         return rates
 
-    def _fates(self, index: int, seed: int | None) -> Iterator[stream_exits.Fates]:
+    def _exit_blocks(self, index: int, seed: int | None) -> Iterator[stream_exits.ExitBlock]:
         """Yield blocks of the exits and record rows of a stream's samples; WorkloadError without rates or a record."""
         stream, record = self.stream[index], self.record(index)
         if not stream.leaves:

@@ -58,6 +58,7 @@ def _first_inception(g: GraphBuilder, x: GraphValue, name: str, *widths: int) ->
 
 
 def _caffe_pool(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
+    """A 3x3 max pool of stride 2 that also pools windows beyond the edge."""
     return g.pool("MaxPool", x, name, 3, stride=2, partial=True)
 
 

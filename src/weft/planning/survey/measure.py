@@ -172,9 +172,9 @@ def survey_lanes(
         _require_task(subject)
         measured.setdefault(subject.file, subject)
     measured_names = {subject.name: measured[subject.file].name for subject in subjects}
-    counts, chosen = sorted({*lanes}), tuple(measured.values())
+    lane_counts, chosen = sorted({*lanes}), tuple(measured.values())
     with _open_cache(cache) as folder:
-        lane_survey = _Survey(chosen, counts, threads, seconds, folder, repository, progress, isolation, device)
+        lane_survey = _Survey(chosen, lane_counts, threads, seconds, folder, repository, progress, isolation, device)
         if left_out is not None:
             lane_survey.left_out = lambda numbers: left_out(numbers.with_stitched(measured_names))
         for first_numbers, host in lane_survey.results():
@@ -216,7 +216,7 @@ def with_stitched(host: Host, measured: Mapping[str, str]) -> Host:
     """Return *host* with all models of stitched files; *measured*: model -> the measured model of the same file."""
     models = {}
     for name, source in measured.items():
-        loses = host.models[source].loses
+        loses = host.models[source].loses  # other model -> share of speed lost to it
         all_loses = {other: loses[others_source] for other, others_source in measured.items() if loses}
         models[name] = host.models[source].model_copy(update={"loses": all_loses})
     return host.model_copy(update={"models": models})
@@ -479,6 +479,7 @@ class _Survey:
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
         """Return latencies of single requests minus the times of segments and gaps; the first fifth is warm-up."""
+        # 5 ms: more than a server takes for anything but segments
         expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005 + PAUSE_S
         stream = self._closed_stream(subject, 1) | {"think_ms": PAUSE_S * 1e3}
         # not among the repeats: after pauses a model takes 1.5 times as long on a quiet machine (cold caches)
@@ -602,7 +603,8 @@ class _Survey:
 
     def _least_s(self, streams: Sequence[dict[str, Any]]) -> float:
         """Return the seconds after which ``LEAST_RUNS`` runs of each stream are expected."""
-        rows = [max(1, *(shape[0] for shape in stream["shapes"].values()), 1) for stream in streams]  # of a request
+        # rows of a request; the second 1 is there because max needs two arguments
+        rows = [max(1, *(shape[0] for shape in stream["shapes"].values()), 1) for stream in streams]
         # one request of every client, one after another: closed streams wait for each other
         turn_s = sum(
             stream.get("clients", 0) * sum(self.served[served_name(stream["model"])]["times_s"]["1"]) * count

@@ -122,7 +122,7 @@ def hard_sigmoid(t: TorchNode, x: TorchTensor) -> TorchTensor:
 
 
 def selu(t: TorchNode, x: TorchTensor) -> TorchTensor:
-    alpha, gamma = t.get("alpha", 1.6732632423543772), t.get("gamma", 1.0507009873554805)
+    alpha, gamma = t.get("alpha", 1.6732632423543772), t.get("gamma", 1.0507009873554805)  # defaults of the standard
     return gamma * t.nn.elu(x, alpha)
 
 
@@ -204,8 +204,8 @@ def reduced(
     return meaning
 
 
-def over(name: str) -> Callable[[TorchNode, TorchTensor, list[int], bool], TorchTensor]:
-    """The torch reduction *name*, which takes several axes, as a function for ``reduced``."""
+def over_axes(name: str) -> Callable[[TorchNode, TorchTensor, list[int], bool], TorchTensor]:
+    """The torch reduction *name* (such as ``sum``), which takes several axes, as a function for ``reduced``."""
 
     def function(t: TorchNode, x: TorchTensor, axes: list[int], keep: bool) -> TorchTensor:
         t.refuse(name in ("amax", "amin") and 0 in x.shape, "the extreme of no elements")
@@ -214,7 +214,7 @@ def over(name: str) -> Callable[[TorchNode, TorchTensor, list[int], bool], Torch
     return function
 
 
-def product_over(t: TorchNode, x: TorchTensor, axes: list[int], keep: bool) -> TorchTensor:
+def product_over_axes(t: TorchNode, x: TorchTensor, axes: list[int], keep: bool) -> TorchTensor:
     """The product over several axes, one after another, since torch's ``prod`` takes a single axis."""
     for axis in sorted((axis % x.dim() for axis in axes), reverse=True):
         x = x.prod(dim=axis, keepdim=keep)
@@ -509,12 +509,12 @@ def _source_index(target: int, size: int, mode: str) -> int:
 def gather(t: TorchNode, x: TorchTensor, index: TorchTensor) -> TorchTensor:
     """Gather by index_select, which is faster than indexing with a tensor of several dimensions.
 
-    Two attributes are weft's, not ONNX's: ``place`` is a single constant index, ``from_zero`` says that no index is
-    negative.
+    Two attributes are weft's, not ONNX's: ``single_index`` is the index if it is one constant, ``from_zero`` says that
+    no index is negative.
     """
     axis = t.get("axis", 0) % x.dim()
-    if t.get("place") is not None:
-        return x.select(axis, t.get("place"))
+    if t.get("single_index") is not None:
+        return x.select(axis, t.get("single_index"))
     if not t.get("from_zero", 0):
         index = _from_zero(t, index, x.shape[axis])
     if index.dim() == 1:

@@ -35,7 +35,7 @@ def named(draft: LayerDraft, part: str) -> LayerDraft:
 
 
 def packed(node: ImportedNode, k: int, n: int, bits: int, index: int = 1) -> list[LayerDraft]:
-    """A product with packed weights of *bits* bits in input *index*; *k* and *n* are the sizes before packing."""
+    """A product with packed weights of *bits* bits in input *index*; *k*, *n*: rows and columns before packing."""
     data, stored = need(node, 0), need(node, index)
     gemm = sized_gemm(data.elements // max(k, 1), k, n)
     weight = Tensor((k, n), stored.dtype, bits, constant=True, stored=(Stored(k * n, stored.dtype),))
@@ -129,7 +129,7 @@ def attn_lstm(node: ImportedNode) -> list[LayerDraft]:
 
     The products of each step (query, scores, context, attention layer) are counted together as the layer ``looks``.
     """
-    query, memory, attention_layer = node.input(8), node.input(11), node.input(13)
+    query, memory, attention_layer = node.input(8), node.input(11), node.input(13)  # query's and last are weights
     steps = recurrent(node, gates=4)
     if query is None or memory is None or not steps or len(query.shape) != 3 or len(memory.shape) != 3:
         return steps

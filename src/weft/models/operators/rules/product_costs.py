@@ -144,6 +144,7 @@ def recurrent(node: ImportedNode, gates: int, inner: int = 2) -> list[LayerDraft
     gemm = sized_gemm(data.shape[0] * data.shape[1], width + hidden, gates * hidden, directions)
     if gemm is None:
         return []
+    # inputs 3 and 7: biases and peepholes
     result = draft(node, "rnn", gemm=gemm, weight=w, trained=(w, r, node.input(3), node.input(7)))
     if w.constant and r.constant:
         result = replace(result, layer=replace(result.layer, weights=w.elements + r.elements))
@@ -197,7 +198,7 @@ def _parse_equation(equation: str, operands: Sequence[Tensor]) -> tuple[list[str
     terms = left.split(",")
     if len(terms) != len(operands):
         raise ModelError(f"the equation {equation!r} does not fit {len(operands)} operands")
-    spare = [chr(code) for code in range(0x3B1, 0x3B1 + 64)]
+    spare = [chr(code) for code in range(0x3B1, 0x3B1 + 64)]  # from alpha on; equations have Latin letters
     named = [len(term.replace("...", "")) for term in terms]
     hidden = [len(tensor.shape) - count for count, tensor in zip(named, operands, strict=True)]
     if any(count < 0 or (count and "..." not in term) for term, count in zip(terms, hidden, strict=True)):

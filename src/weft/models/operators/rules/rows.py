@@ -532,7 +532,7 @@ def _attention(case: RowCase) -> OutputOwners:
 
 
 def _feature_rows(case: RowCase) -> OutputOwners:
-    """Operators on a matrix (rows, features), as in ai.onnx.ml; a vector, which is a single row, is refused."""
+    """Operators on a matrix (rows, features), as in ai.onnx.ml, keep rows apart; a vector (a single row) is refused."""
     if case.rank() < 2:
         raise Mixed
     return _keep_rows_apart({0: 0})(case)
@@ -567,9 +567,9 @@ def elementwise_of(*inputs: int) -> RowRule:
     return RowRule(_elementwise_of(*inputs))
 
 
-def moved(*inputs: int, by: tuple[int, ...] = ()) -> RowRule:
-    """Rule: elements of these inputs (none given: all inputs) are moved; *by*: inputs whose values say where to."""
-    return RowRule(_follow_moves(*inputs), by, bool(by))
+def moved(*inputs: int, positions_in: tuple[int, ...] = ()) -> RowRule:
+    """Rule: elements of these inputs (none given: all) are moved; *positions_in*: inputs whose values say where to."""
+    return RowRule(_follow_moves(*inputs), positions_in, bool(positions_in))
 
 
 def along_axis(default: int, *inputs: int) -> RowRule:
@@ -622,7 +622,7 @@ recurrent = RowRule(_recurrent)
 attention = RowRule(_attention)
 features = RowRule(_feature_rows)
 constant = RowRule(_constant)
-whole = RowRule(_refuse_mixing)
+mixes_rows = RowRule(_refuse_mixing)
 
 
 def owners_after(rule: RowRule | None, case: RowCase) -> list[Owners | None]:

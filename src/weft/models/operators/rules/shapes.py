@@ -227,7 +227,7 @@ def signal(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return (*shape[:-2], 2 * (shape[-2] - 1)) if attributes.integer("onesided", 1) else shape[:-1]
 
 
-def words(inputs: Inputs, attributes: Attributes) -> Shape | None:
+def word_convolution(inputs: Inputs, attributes: Attributes) -> Shape | None:
     """Shape of WordConvEmbedding: a row per word, a column per filter."""
     data, weight = shape_of(inputs, 0), shape_of(inputs, 1)
     return (*data[:-1], weight[0]) if data and weight else None
@@ -289,8 +289,8 @@ def unblocked(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return (shape[0], *shape[2:], channels) if last else (shape[0], channels, *shape[2:])
 
 
-def spread(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    """Shape of a transposed convolution whose padding is input 2."""
+def transposed_convolution(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of ConvTransposeWithDynamicPads, a transposed convolution whose padding is input 2."""
     shape, kernel = shape_of(inputs, 0) or (), shape_of(inputs, 1) or ()
     rank = len(shape) - 2
     pads = values_of(inputs, 2) or ((0,) * 2 * rank if shape_of(inputs, 2) is None else None)
