@@ -169,7 +169,7 @@ def choose(
 
 
 def _simpler(request: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTrial]) -> Iterator[OptionTrial]:
-    """Yield options that are simpler than the best and within a load step of it, the simplest first.
+    """Yield the options of *beaten* that are simpler than the best and within a load step of it, the simplest first.
 
     Finding each may take a simulation, so the caller should take no more than it needs.
     """
@@ -184,7 +184,7 @@ def _simpler(request: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTri
 
 
 def _rejection_text(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> str:
-    """Return why the bounds prove that a challenger cannot win; empty if they do not prove it.
+    """Return why the bounds prove that the challenger *trial* cannot win; empty if they do not prove it.
 
     The first criterion may decide; a later criterion only if no option can beat the best by any earlier criterion.
     """
@@ -198,7 +198,7 @@ def _rejection_text(order: Sequence[Criterion], trial: OptionTrial, best: Option
 
 
 def _beats(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> bool:
-    """Return whether a challenger is better by the first criterion that tells it from the best."""
+    """Return whether the challenger *trial* is better by the first criterion that tells it from the best."""
     for criterion in order:
         verdict = criterion.compare(trial, best)
         if verdict:

@@ -61,7 +61,10 @@ def exit_names(path: Path, config: ModelConfig) -> tuple[str, ...]:
 
 
 def with_exit_settings(workload: Workload, served: Mapping[str, ServedFile]) -> Workload:
-    """Return the workload with the exit settings of its models; WorkloadError if ``exit_rates`` do not fit them."""
+    """Return the workload with the exit settings of its models; WorkloadError if ``exit_rates`` do not fit them.
+
+    served: model -> its file.
+    """
     exit_keys = [_exit_keys(stream, served[stream.served_name]) for stream in workload.stream]
     if any(exit_keys):
         raw = workload.model_dump(exclude_unset=True)

@@ -2,7 +2,8 @@
 
 A choice among many candidates by short runs favours candidates with lucky runs. So the best few are compared again, all
 with the same fresh sets of requests (``deciding``). A plan reports the results of the first set for every finalist.
-Policies with equal results, at the asked load and at the largest load, are reported as one finalist.
+Policies with equal results, at the asked load and at the largest load, are reported as one finalist. *helpers*: the
+processes that simulate in parallel with this one.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def finals(
 ) -> Ranking:
     """Simulate and rank the first ``FINALISTS`` trials with different results; *trials*: the best first.
 
-    progress: called with a label, the runs done and their number. helpers: processes for parallel runs.
+    progress: called with a label, the runs done and their number.
     """
     helpers = helpers or Helpers()
     on_progress = progress or (lambda label, done, of: None)

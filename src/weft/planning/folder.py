@@ -173,7 +173,7 @@ def strangers(folder: Path, plan: Plan) -> list[str]:
 
 
 def _write_model(model: PlannedModel, served: ModelToServe, fresh: Path, older: Path) -> None:
-    """Write a model and its settings into the folder *fresh*; *older*: the folder of the plan that it replaces."""
+    """Write the file *served* and its settings into the folder *fresh*; *older*: the folder of the replaced plan."""
     for relative_path, file in _model_files(model.name, served).items():
         _link_or_copy(file, fresh / relative_path, older / relative_path, model.digests.get(relative_path, ""))
     settings = served.config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
@@ -200,7 +200,7 @@ def _link_or_copy(file: Path, target: Path, older: Path, digest: str) -> None:
 
 
 def _with_copied_files(workload: Workload, fresh: Path) -> dict[str, Any]:
-    """Return the content of the workload's file, with models by their served names; copy the files that it names."""
+    """Return the content of the workload's file, with models by served names; copy files that it names to *fresh*."""
     raw = workload.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={"folder", "device"})
     for index, stream in enumerate(workload.stream):
         row = raw["stream"][index]

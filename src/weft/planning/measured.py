@@ -215,6 +215,7 @@ def _source(model: RequestedModel) -> str:
 
 
 def _make_folder(folder: Path) -> None:
+    """Make a folder of the cache; InputError that names the cache if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -222,7 +223,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _part_of_progress(progress: Progress | None, number: int, of: int, threads: int) -> Progress | None:
-    """Return a callback for measurement *number* of *of* that reports the progress of all measurements."""
+    """Return a callback for survey *number* of *of*, with *threads* per lane, that reports the progress of all."""
     if progress is None:
         return None
     words = f", {threads} threads" if threads > 1 else ""
@@ -242,6 +243,7 @@ def make_repository(models: Mapping[str, ModelToServe], folder: Path) -> None:
 
 
 def _link_or_copy(file: Path, target: Path) -> None:
+    """Make *target* a hard link to *file*, or a copy where the file system has no links."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(os.path.realpath(file), target)  # no symbolic link: repositories do not follow links to other folders

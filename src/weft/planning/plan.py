@@ -132,6 +132,7 @@ class PlanSettings(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _check_device(self) -> PlanSettings:
+        """Raise ValueError unless a plan for cores has lanes, and a plan for a GPU has no ``OF_CORES``."""
         if self.device is None and "lanes" not in self.model_fields_set:
             raise ValueError("lanes is missing")
         for key in OF_CORES:
@@ -249,6 +250,7 @@ class Plan(Shown, BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
+        """Raise ValueError if two models have the same name or file."""
         for kind, values in (
             ("name", [model.name for model in self.models]),
             ("file", [file for model in self.models for file in model.digests]),

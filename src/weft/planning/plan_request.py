@@ -1,6 +1,7 @@
 """The request for a plan: models, their streams, the cores and memory that may be used, and the objective.
 
-Everything that can be checked before a measurement is checked here; each error message says what to add.
+Everything that can be checked before a measurement is checked here; each error message says what to add. *scratch* is
+the folder to which models that have no file yet, such as those of the zoo, are written.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def ask(
     isolation: str = THREADS,
     device: str | None = None,
 ) -> PlanRequest:
-    """Check a request and find its models; models that have no file yet are written to the folder *scratch*."""
+    """Check a request and find its models; the other arguments: as the fields of ``PlanRequest``."""
     machine_cores = usable_cores()
     _check_known("objective", objective, OBJECTIVES)
     _check_known("kind of deadlines", deadlines, DEADLINES)

@@ -104,6 +104,8 @@ def make_plan(
     """Measure the models on this machine or its GPU, and choose the best arrangement for a workload.
 
     workload: the models with the rates and deadlines of their requests (docs/formats.md).
+    objective, deadlines: of ``plan_request.OBJECTIVES`` and ``DEADLINES``. limit: the share of deadlines that
+    may be missed. seconds: duration of the measurement of all models together.
     cores, memory_bytes: limits; by default all of the machine. devices: a device to plan for, such as a GPU, which a
     workload may name as well; or measured machines, or files of them (``weft profile --device host -o``), instead of
     measuring. isolation: where models run, in threads of the server or in worker processes. int8: whether models that
@@ -166,7 +168,7 @@ def measured_for(
     fresh: bool = False,
     **asking: Any,
 ) -> tuple[PlanRequest, MeasuredMachine]:
-    """Check the request and measure its models; *asking*: further arguments of ``ask``."""
+    """Check the request and measure its models, as ``make_plan`` does; *asking*: further arguments of ``ask``."""
     cache_folder = default_cache() if cache is None else Path(cache)
     target = plan_target(devices, workload)
     request = ask(workload, cache_folder / CUT, device=target.device, **asking)
@@ -182,7 +184,7 @@ def measured_for(
 def _measured(
     request: PlanRequest, target: PlanTarget, cache: Path, seconds: float, notify: OnProgress, fresh: bool
 ) -> MeasuredMachine:
-    """Return the machine by measurements that the target brings, or else by the cache or new measurements."""
+    """Return the machine as measured: in the files of the target, else in the cache, else now; *fresh*: always now."""
     if not target.measured:
         return measured_hosts(
             request,

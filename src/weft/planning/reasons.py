@@ -1,6 +1,7 @@
 """The reasons of a plan in sentences: why an option won, what limits its load, and what would raise that limit.
 
-Models that share weights are searched for here, so that a plan can say where stitching may pay.
+Models that share weights are searched for here, so that a plan can say where stitching may pay. *best*: the chosen
+option; *predicted*: its result; *ranking*: the finalists; *chosen*: all options of the search.
 """
 
 from __future__ import annotations
@@ -242,6 +243,7 @@ def _find_blocking(request: PlanRequest, best: OptionTrial, predicted: Predictio
 
 def _lane_time_text(request: PlanRequest, best: OptionTrial, busy_share: float) -> str:
     """Describe how far lane time limits the load; *busy_share*: share of lane time in use at the largest load."""
+    # the model with the largest ratio of its p99 to its mean time
     name, model = max(best.arrangement.host.models.items(), key=lambda entry: entry[1].tail)
     if busy_share < HALF and model.tail > LONG_TAIL:
         return (

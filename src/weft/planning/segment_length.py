@@ -29,7 +29,8 @@ WHOLE = 2.0
 def with_longer_segments(request: PlanRequest, chosen: Chosen, memory_of: Callable[[Arrangement], int]) -> Chosen:
     """Return the choice between the best option and the same option with longer segments.
 
-    Merged segments are not measured as they would be served, so they must be better by a step of the load.
+    Merged segments are not measured as they would be served, so they must be better by a step of the load. memory_of:
+    returns the bytes that an option needs.
     """
     as_measured = chosen.best.arrangement
     longer = list(longer_segments(as_measured))

@@ -75,6 +75,7 @@ def _run(
     *,
     record: bool = False,
 ) -> RequestRun:
+    """Simulate *case* by the arrangement's policy; *most_missed*: per stream, the misses at which the run stops."""
     return simulate_requests(
         case,
         arrangement.settings.policy,

@@ -56,9 +56,10 @@ def bursty(rate: float, rng: Rng, *, factor: float, share: float, length_s: floa
     the time that bursts take. length_s: mean length of a burst; that of calm spells follows from the share.
     """
     calm_rate = rate * (1 - factor * share) / (1 - share)
-    state = {"now": 0.0, "until": 0.0, "burst": True}
+    state = {"now": 0.0, "until": 0.0, "burst": True}  # last arrival and end of the state in seconds, and which state
 
     def gaps() -> Floats:
+        """Return the next block of gaps."""
         lengths = np.empty(BLOCK)
         last = state["now"]
         for i in range(BLOCK):

@@ -1,6 +1,7 @@
 """The Inception family, figure by figure: GoogLeNet, Inception-v3, Inception-v4 and Inception-ResNet-v2.
 
 A block is a table of branches, each a list of convolutions (channels, kernel); all branches read the block's input.
+*resolution*: the side of the input image in pixels; *classes*: the number of logits.
 """
 
 from __future__ import annotations

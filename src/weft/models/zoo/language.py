@@ -1,6 +1,7 @@
 """Transformer encoders: token ids of one fixed length in, logits or hidden states out.
 
-Every projection is a layer of its own (query, key, value, ...), as the schedulers' papers count them.
+Every projection is a layer of its own (query, key, value, ...), as the schedulers' papers count them. *seq_len*: tokens
+of an input; *hidden*: values of a token's vector; *heads*: of an attention; *mask*: summands of its scores (``_mask``).
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ GMF_WIDTH, MLP_WIDTHS = 64, (256, 256, 128, 64)
 def ncf(g: GraphBuilder, *, users: int, items: int, tables: str) -> None:
     """Neural collaborative filtering (He et al. 2017): a product of embeddings and an MLP, concatenated.
 
-    tables: value of the metadata entry ``weft.tables``, 'stream' or 'gather'.
+    users, items: rows of the embedding tables. tables: the metadata entry ``weft.tables``, 'stream' or 'gather'.
     """
     if tables not in ("stream", "gather"):
         raise ModelError(f"{g.name}: tables must be 'stream' or 'gather', got {tables!r}")

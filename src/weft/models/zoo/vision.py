@@ -1,4 +1,7 @@
-"""Image classifiers of plain, depthwise, densely connected and residual blocks, and a segmenter."""
+"""Image classifiers of plain, depthwise, densely connected and residual blocks, and a segmenter.
+
+*resolution*: the side of the input image in pixels; *classes*: the number of logits; *depth*: the number in a name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Measure this machine through a server: clients keep its lanes busy, with one model at a time and with all of them."""
+"""Measure this machine through a server: clients keep its lanes busy, with one model at a time and with all of them.
+
+*alone*: with nothing else running. *together*: all models on all lanes. *in turns*: all models alternate on one lane.
+"""
 
 from __future__ import annotations
 
@@ -478,7 +481,10 @@ class _Survey:
         return gaps_s if len(gaps_s) >= LEAST_RUNS or self._queued_segments else self.full_gaps_s
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
-        """Return latencies of single requests minus the times of segments and gaps; the first fifth is warm-up."""
+        """Return latencies of single requests minus the times of segments and gaps; the first fifth is warm-up.
+
+        gaps_s: the gaps between segments, of which the mean is also expected before the first segment.
+        """
         # 5 ms: more than a server takes for anything but segments
         expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005 + PAUSE_S
         stream = self._closed_stream(subject, 1) | {"think_ms": PAUSE_S * 1e3}
@@ -489,7 +495,7 @@ class _Survey:
         latencies_s = measurement.result.streams[0].latency_s.tolist()
         if len(extents_s) != len(latencies_s):
             raise InputError(f"{subject.name}: {len(latencies_s)} requests made {len(extents_s)} runs; measure again")
-        first_gap_s = fmean(gaps_s) if gaps_s else 0.0  # before the first segment
+        first_gap_s = fmean(gaps_s) if gaps_s else 0.0
         pairs = zip(latencies_s, extents_s, strict=True)
         overheads_s = [max(0.0, latency_s - extent_s - first_gap_s) for latency_s, extent_s in pairs]
         return overheads_s[len(extents_s) // 5 :]
@@ -705,7 +711,7 @@ class SlowDown(NamedTuple):
 
 
 def slow_down(together_s: Sequence[float], alone_s: Sequence[float]) -> SlowDown:
-    """Return the ratio of the mean times of runs; its error is infinite if there are too few of them."""
+    """Return the ratio of the mean times of runs beside others and alone; its error is infinite for too few runs."""
     if min(len(together_s), len(alone_s)) < 2:
         return SlowDown(1.0, inf)
     factor = fmean(together_s) / fmean(alone_s)

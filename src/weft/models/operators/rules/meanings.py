@@ -282,6 +282,7 @@ def batch_norm(
     t: TorchNode, x: TorchTensor, scale: TorchTensor, bias: TorchTensor, mean: TorchTensor, variance: TorchTensor
 ) -> TorchTensor:
     t.refuse(t.get("training_mode", 0) or t.outputs > 1, "a batch norm in training mode")
+    # False, 0.0: not in training, without momentum
     return t.nn.batch_norm(x, mean, variance, scale, bias, False, 0.0, t.get("epsilon", 1e-5))
 
 
@@ -481,6 +482,7 @@ def pad(
     fill: Numbers | None = None,
     axes: Numbers | None = None,
 ) -> TorchTensor:
+    """Pad constants by torch's function, other modes by selecting elements; *fill*: the constant as a tuple of one."""
     amounts = t.numbers("pads", pads_input) or ()  # before each axis, then after each axis
     widths, count = [(0, 0)] * x.dim(), len(amounts) // 2
     for axis, before, after in zip(axes or range(x.dim()), amounts[:count], amounts[count:], strict=True):
@@ -540,6 +542,7 @@ def gather_nd(t: TorchNode, x: TorchTensor, index: TorchTensor) -> TorchTensor:
 
 
 def scatter_elements(t: TorchNode, x: TorchTensor, index: TorchTensor, updates: TorchTensor) -> TorchTensor:
+    """Write *updates* at *index* along an axis; a reduction combines them with the values that are there."""
     axis, how = t.get("axis", 0), t.get("reduction", "none")
     index = _from_zero(t, index, x.shape[axis])
     if how == "none":
@@ -561,6 +564,7 @@ def _from_zero(t: TorchNode, index: TorchTensor, size: int) -> TorchTensor:
 
 
 def one_hot(t: TorchNode, index: TorchTensor, depth: Numbers, values: TorchTensor) -> TorchTensor:
+    """OneHot; *depth*: the number of categories, in a tuple; *values*: [off, on]."""
     axis, size = t.get("axis", -1), int(depth[0])
     positions = t.torch.arange(size, device=index.device)
     index = index.to(t.torch.int64).unsqueeze(-1)
@@ -575,7 +579,7 @@ def triangle(t: TorchNode, x: TorchTensor, diagonal: Numbers | None = None) -> T
 def depth_to_space(t: TorchNode, x: TorchTensor) -> TorchTensor:
     rows, channels, height, width = x.shape
     size = t.get("blocksize")
-    if t.get("mode", "DCR") == "CRD":
+    if t.get("mode", "DCR") == "CRD":  # order of axes in a channel: depth, column, row; or column, row, depth
         return t.nn.pixel_shuffle(x, size)
     x = x.reshape(rows, size, size, channels // size**2, height, width).permute(0, 3, 4, 1, 5, 2)
     return x.reshape(rows, channels // size**2, height * size, width * size)

@@ -134,7 +134,7 @@ def need(node: ImportedNode, index: int) -> Tensor:
 def recurrent(node: ImportedNode, gates: int, inner: int = 2) -> list[LayerDraft]:
     """Cost of a recurrent layer: each step multiplies input and state by the weights W and R of every gate.
 
-    inner: the axis of W and R that is summed over.
+    gates: matrices of a cell. inner: the axis of W and R that is summed over.
     """
     data, w, r = need(node, 0), need(node, 1), need(node, 2)
     if not len(data.shape) == len(w.shape) == len(r.shape) == 3:
