@@ -192,7 +192,7 @@ def test_early_exits_let_lanes_carry_more_and_the_simulated_load_stays_below(mac
 def test_shares_of_other_exits_than_were_measured_are_refused():
     question = leaving(asked(("net", 1.0, 50.0)), (0.5, 0.5))
     check_exits(question, [host(net=[1.0, 1.0], exits={"net": (1,)})])
-    with pytest.raises(WorkloadError, match="1 early exits are told of, and it was measured with 0"):
+    with pytest.raises(WorkloadError, match="1 early exits are stated, and it was measured with 0"):
         check_exits(question, [host(net=[1.0, 1.0])])
 
 

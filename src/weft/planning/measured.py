@@ -238,6 +238,7 @@ def make_repository(models: Mapping[str, ModelToServe], folder: Path) -> None:
         for file in external_files(model.path):
             _link_or_copy(file, home / file.relative_to(model.path.parent))
         settings = model.config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        # without the settings that name files which a measurement does not need
         settings = {key: value for key, value in settings.items() if key not in ("labels", "exit_record")}
         write_text(folder / name / SETTINGS_FILE, as_toml(settings))
 

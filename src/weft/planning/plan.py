@@ -277,6 +277,7 @@ def read_plan(path: str | Path) -> Plan:
 
 def parse_plan(raw: Any, where: str) -> Plan:
     """Parse the content of ``plan.json``; *where* names the file in error messages."""
+    # other files of weft have a format 1, too, but no "predicted"
     if not isinstance(raw, dict) or raw.get("format") != 1 or "predicted" not in raw:
         raise PlanError(f"{where}: not a plan of format 1; weft plan -o FOLDER writes one")
     try:

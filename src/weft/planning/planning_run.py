@@ -219,7 +219,7 @@ def check_exits(request: PlanRequest, hosts: Sequence[Host]) -> None:
             early = len(host.model(stream.served_name).exits)
             if exit_shares and len(exit_shares) != early + 1:
                 raise WorkloadError(
-                    f"{stream.model}: {len(exit_shares) - 1} early exits are told of, and it was measured with "
+                    f"{stream.model}: {len(exit_shares) - 1} early exits are stated, and it was measured with "
                     f"{early}; measure it as it is served, or leave out exit_rates and exit_record"
                 )
 

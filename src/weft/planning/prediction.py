@@ -70,7 +70,7 @@ def stream_predictions(workload: Workload, report: RequestReport) -> tuple[Strea
 def _set_batches(plan: Plan, workload: Workload) -> Workload:
     """Return the workload with the plan's batch limits."""
     limits = {model.name: (model.max_batch, model.batch_timeout_ms) for model in plan.models}
-    if plan.options:
+    if plan.options:  # the chosen one has the names in requests, also of models in stitched files
         limits |= {name: (model.max_batch, model.batch_timeout_ms) for name, model in plan.options[0].models.items()}
     streams = []
     for stream in workload.stream:

@@ -278,6 +278,7 @@ def _improvements(
     for sent in request.sent_streams:
         alone_s = _alone_s(best, sent)
         if alone_s > TIGHT * sent.stream.deadline_s:
+            # 2.5 times the time alone, so that it is no longer tight
             yield f"More time for {sent.name}: a deadline of {2.5e3 * alone_s:.0f} ms."
     if request.isolation == THREADS and request.device is None:
         yield (
@@ -321,6 +322,7 @@ def _uncounted_exits(request: PlanRequest, best: OptionTrial) -> Iterator[str]:
     for name, stream in without_rates.items():
         exits = len(best.arrangement.host.model(name).exits)
         if exits:
+            # shares of 0.2 for up to 4 exits leave some requests for the end
             example = "+".join(["0.2"] * exits + [f"{1 - 0.2 * exits:g}"]) if exits < 5 else "SHARE+...+SHARE"
             yield (
                 f"Early exits: {name} has {exits}, and all its requests are taken to go to the end; say "

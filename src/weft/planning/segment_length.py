@@ -49,13 +49,13 @@ def with_longer_segments(request: PlanRequest, chosen: Chosen, memory_of: Callab
 def longer_segments(arrangement: Arrangement) -> Iterator[Arrangement]:
     """Yield the arrangement with longer segments, once for each distinct number of segments."""
     seen = [_segment_counts(arrangement.host)]
-    for words, factor in LENGTHS.items():
+    for variant, factor in LENGTHS.items():
         limits_ms = {name: factor * grain_ms for name, grain_ms in arrangement.grain_ms.items()}
         host = merged_host(arrangement.host, limits_ms, arrangement.batches)
         if _segment_counts(host) not in seen:
             seen.append(_segment_counts(host))
             grain_ms = {name: _grain_ms(arrangement, host, name, limit) for name, limit in limits_ms.items()}
-            yield replace(arrangement, host=host, grain_ms=grain_ms, cut=words)
+            yield replace(arrangement, host=host, grain_ms=grain_ms, cut=variant)
 
 
 def _segment_counts(host: Host) -> list[int]:
@@ -75,7 +75,8 @@ def _grain_ms(arrangement: Arrangement, host: Host, name: str, limit_ms: float) 
 def merged_host(host: Host, limits_ms: Mapping[str, float], batches: Mapping[str, int] | None = None) -> Host:
     """Return the host with neighbouring segments of each model merged up to its limit.
 
-    batches: model -> largest batch; by default the measured one.
+    limits_ms: model -> longest segment; other models stay unchanged. batches: model -> largest batch; by default the
+    measured one.
     """
     largest = {name: model.max_batch for name, model in host.models.items()} | dict(batches or {})
     models = {

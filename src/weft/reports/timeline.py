@@ -84,7 +84,7 @@ def draw_timeline(
     title: str | None = None,
 ) -> Figure:
     """Draw ``timeline_figure`` into a PNG or SVG file, by the suffix of *path*."""
-    picture_path(path)
+    picture_path(path)  # refuses a wrong suffix before anything is drawn
     with _picture_settings():
         figure = timeline_figure(trace, start_s=start_s, end_s=end_s, title=title)
         save(figure, path, dpi=160)

@@ -156,7 +156,7 @@ def survey_lanes(
 
     Numbers of lanes are yielded in ascending order as soon as each is measured.
 
-    device: the server's device.
+    device: the server's device. threads: per lane. seconds: as in ``survey``. cache: the server's.
     repository: the server's repository, instead of the sources of the models.
     isolation: where models run, as in the server's setting of that name.
     left_out: decides by the first numbers whether the rest is not measured; by default all is.
@@ -175,9 +175,11 @@ def survey_lanes(
         _require_task(subject)
         measured.setdefault(subject.file, subject)
     measured_names = {subject.name: measured[subject.file].name for subject in subjects}
-    lane_counts, chosen = sorted({*lanes}), tuple(measured.values())
+    lane_counts, one_per_file = sorted({*lanes}), tuple(measured.values())
     with _open_cache(cache) as folder:
-        lane_survey = _Survey(chosen, lane_counts, threads, seconds, folder, repository, progress, isolation, device)
+        lane_survey = _Survey(
+            one_per_file, lane_counts, threads, seconds, folder, repository, progress, isolation, device
+        )
         if left_out is not None:
             lane_survey.left_out = lambda numbers: left_out(numbers.with_stitched(measured_names))
         for first_numbers, host in lane_survey.results():
@@ -490,8 +492,8 @@ class _Survey:
         stream = self._closed_stream(subject, 1) | {"think_ms": PAUSE_S * 1e3}
         # not among the repeats: after pauses a model takes 1.5 times as long on a quiet machine (cold caches)
         measurement = self._measure_load(server, [stream], f"overhead of {subject.name}", OVERHEADS * expected_s)
-        count = len(self.served[subject.name]["segments"])
-        extents_s = [run[-1].end_s - run[0].start_s for run in runs(measurement.all_spans, subject.name, count)]
+        segments = len(self.served[subject.name]["segments"])
+        extents_s = [run[-1].end_s - run[0].start_s for run in runs(measurement.all_spans, subject.name, segments)]
         latencies_s = measurement.result.streams[0].latency_s.tolist()
         if len(extents_s) != len(latencies_s):
             raise InputError(f"{subject.name}: {len(latencies_s)} requests made {len(extents_s)} runs; measure again")

@@ -90,11 +90,11 @@ def packed_attention(node: ImportedNode) -> list[LayerDraft]:
 
 
 def packed_multi_head_attention(node: ImportedNode) -> list[LayerDraft]:
-    """PackedMultiHeadAttention: as PackedAttention, of projected queries, keys and values; input 4 has that shape."""
+    """PackedMultiHeadAttention: of projected tokens; the shape of input 4 is (sequences, longest sequence)."""
     query, value = need(node, 0), node.input(2)
     batch, rows = _axes(need(node, 4), 2)
     heads = _head_count(node, "num_heads")
-    d = query.shape[-1] if len(query.shape) == 4 else query.shape[-1] // heads
+    d = query.shape[-1] if len(query.shape) == 4 else query.shape[-1] // heads  # 4 axes: heads are an axis
     dv = d if value is None else value.shape[-1] // heads
     return _scores_and_context(node, AttentionSizes(batch, heads, rows, rows, d, dv))
 

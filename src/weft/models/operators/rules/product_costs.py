@@ -134,7 +134,7 @@ def need(node: ImportedNode, index: int) -> Tensor:
 def recurrent(node: ImportedNode, gates: int, inner: int = 2) -> list[LayerDraft]:
     """Cost of a recurrent layer: each step multiplies input and state by the weights W and R of every gate.
 
-    gates: matrices of a cell. inner: the axis of W and R that is summed over.
+    gates: their number, such as 4 in an LSTM. inner: the axis of W and R that is summed over.
     """
     data, w, r = need(node, 0), need(node, 1), need(node, 2)
     if not len(data.shape) == len(w.shape) == len(r.shape) == 3:

@@ -455,7 +455,7 @@ def _convolution(case: RowCase) -> OutputOwners:
 
     So samples may also lie side by side as groups of channels (axis 1 of a standard convolution).
     """
-    fused = case.node.op_type == "FusedConv"
+    fused = case.node.op_type == "FusedConv"  # its input 3 is added to the result
     case.require_rows_only_in([0, 3] if fused else [0])
     owners, groups = case.owner(0), case.attributes.integer("group", 1)
     output_shape = case.output_shapes[0]
