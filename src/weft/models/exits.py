@@ -122,7 +122,7 @@ def _count_classes(model: Model) -> int:
 
 
 def _make_head(name: str, model: Model, place: _ExitPlace, kind: str, classes: int) -> _HeadLayers:
-    """The layers of a head at a block end: a convolution if *kind* is conv, average pooling, a fully connected layer."""
+    """The layers of a head at a block end: a convolution if *kind* is "conv", a pool and a fully connected layer."""
     # the head has the bit widths of the last layer before it that multiplies
     reference = next(layer for layer in reversed(model.layers[: place.after]) if layer.macs)
     layers: list[Layer] = []

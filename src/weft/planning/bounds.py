@@ -110,12 +110,12 @@ def least_row_s(host: Host, name: str, most: int, rates: Sequence[float] = ()) -
     With *rates*, a segment counts for the requests that reach it.
     """
     model = host.model(name)
-    hand_over_s, spread = _mean(host.hand_over_s), _usual_spread(model)
+    gap_s, run_factor = _mean(host.hand_over_s), _run_factor(model)
     sizes = range(1, most + 1)
     if not rates:
-        gaps_s = len(model.segments) * hand_over_s
-        return min((model.total_s(size) * spread + gaps_s) / size for size in sizes)
-    rows_s = ([(time_s * spread + hand_over_s) / size for time_s in model.times_at(size)] for size in sizes)
+        gaps_s = len(model.segments) * gap_s
+        return min((model.total_s(size) * run_factor + gaps_s) / size for size in sizes)
+    rows_s = ([(time_s * run_factor + gap_s) / size for time_s in model.times_at(size)] for size in sizes)
     reach = reaching(rates, model.exits, len(model.segments))
     best_s = [min(by_size) for by_size in zip(*rows_s, strict=True)]
     return float(sum(share * row_s for share, row_s in zip(reach, best_s, strict=True)))
@@ -150,13 +150,14 @@ def _blocking(arrangement: Arrangement, waiting: SentStream, running: SentStream
     """Return how segments of the stream *running* make requests of *waiting* late; the longest segment is named."""
     host, model = arrangement.host, arrangement.host.model(running.name)
     spare_s = waiting.stream.deadline_s - fastest_s(host, waiting.name, waiting.exit_shares)
-    least_spread = min((min(run) for run in model.spread), default=1.0)
+    # the shortest measured run of a segment, over its mean time
+    least_factor = min((min(run) for run in model.spread), default=1.0)
     sizes = range(1, arrangement.batches[running.name] + 1)
     # Per request of *running*, the seconds of each segment in which an arriving request of *waiting* is already lost:
     # its wait for the segment's end would exceed its slack.
     lost_s = [
         share
-        * min(max(0.0, _lane_time_s(arrangement, model, size, index) * least_spread - spare_s) / size for size in sizes)
+        * min(max(0.0, _lane_time_s(arrangement, model, size, index) * least_factor - spare_s) / size for size in sizes)
         for index, share in enumerate(reaching(running.exit_shares, model.exits, len(model.segments)))
     ]
     longest = max(range(len(lost_s)), key=lambda index: model.times_at(1)[index])
@@ -178,7 +179,7 @@ def _lane_time_s(arrangement: Arrangement, model: HostModel, size: int, segment:
     return min(time_s, host.abort_s) if may_stop and time_s >= host.abort_from_s else time_s
 
 
-def _usual_spread(model: HostModel) -> float:
+def _run_factor(model: HostModel) -> float:
     """Return the mean time of the measured runs over the sum of the segments' mean times, which is near 1."""
     if not model.spread:
         return 1.0

@@ -174,7 +174,7 @@ def _simpler(request: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTri
     Finding each may take a simulation, so the caller should take no more than it needs.
     """
     if request.objective == "latency" or not request.has_rates:
-        return
+        return  # loads are not compared
     for trial in sorted(beaten, key=lambda trial: trial.arrangement.simplicity):
         if trial.arrangement.simplicity > best.arrangement.simplicity:
             return

@@ -144,7 +144,7 @@ def finals(
             continue
         finalists.append(entrant)
         if request.has_rates:
-            start = loads[0].result() if loads else None
+            start = loads[0].result() if loads else None  # the first result is where the other searches begin
             loads.append(helpers.begin(_largest_load, entrant.trial, entrant.at_best, trials[0].factor, start, USUAL))
         if len(finalists) == FINALISTS:
             break
@@ -170,6 +170,7 @@ def _predict_finalists(
 
     begun = [begin(trial) for trial in entrants[:FINALISTS]]
     for number, trial in enumerate(entrants):
+        # the first half of the progress; the searches of the largest loads are the second
         on_progress(trial.arrangement.label, min(number, FINALISTS - 1), 2 * FINALISTS)
         reports, at_best = (begun[number] if number < len(begun) else begin(trial)).result()
         yield Finalist(trial, reports, at_best=at_best)

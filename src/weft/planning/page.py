@@ -44,6 +44,7 @@ def _model(model: PlannedModel) -> dict[str, Any]:
 
 
 def _option(option: PlanOption) -> dict[str, Any]:
+    """Return the figures of a simulated option."""
     predicted = option.predicted
     assert predicted is not None
     return {

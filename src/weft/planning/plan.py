@@ -261,6 +261,7 @@ class Plan(Shown, BaseModel, extra="forbid", frozen=True):
 
 
 def _first_repeated(values: Iterable[str]) -> str | None:
+    """Return the first value that occurred before; None if all differ."""
     seen: set[str] = set()
     for value in values:
         if value in seen:

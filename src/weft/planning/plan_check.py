@@ -86,9 +86,8 @@ def _settings_changes(folder: Path, plan: Plan) -> list[str]:
     except InputError as error:
         return [str(error)]
     planned = plan.settings.model_dump(mode="json")
-    compared = {
-        key: value for key, value in planned.items() if value or key in present
-    }  # unset keys are not in the file
+    # keys without a value are not written to the file
+    compared = {key: value for key, value in planned.items() if value or key in present}
     changes = _differences(SETTINGS_FILE, compared, present)
     return changes + [sentence for model in plan.models for sentence in _model_settings_changes(folder, model)]
 
@@ -137,6 +136,7 @@ def _machine_changes(plan: Plan, here: PlanMachine) -> list[str]:
     if planned.gpu and here.gpu != planned.gpu:
         changes.append(f"{plan.settings.device} is {here.gpu or 'not here'}, the plan was made for {planned.gpu}")
     cores = plan.budget.cores
+    # with a budget, fewer cores than that matter; without one, another number of cores
     if here.cores < cores if cores else here.cores != planned.cores:
         changes.append(f"the number of cores is {here.cores}, the plan was made for {cores or planned.cores}")
     budget = plan.budget.memory_bytes

@@ -162,7 +162,7 @@ def ask(
     machine_cores = usable_cores()
     _check_known("objective", objective, OBJECTIVES)
     _check_known("kind of deadlines", deadlines, DEADLINES)
-    ServerConfig(isolation=isolation, device=device)
+    ServerConfig(isolation=isolation, device=device)  # raises an error for unknown values
     if device is not None and cores is not None:
         raise InputError(f"cores = {cores}: {device} has one lane, for which no cores are divided; leave it out")
     if cores is not None and not 1 <= cores <= machine_cores:

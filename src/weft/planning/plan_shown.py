@@ -88,6 +88,7 @@ def _title(plan: Plan) -> str:
 
 
 def _cells(option: PlanOption, predicted: Prediction) -> tuple[str, ...]:
+    """The cells of an option, in the order of ``COLUMNS``."""
     return (
         option.label,
         " / ".join(number(stream.p50_ms, 1) for stream in predicted.streams),

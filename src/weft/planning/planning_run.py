@@ -235,6 +235,7 @@ def check_deadlines(request: PlanRequest, hosts: Sequence[Host]) -> None:
             (times_alone(host, stream.served_name, rates) for host in hosts), key=lambda alone: alone.middle_s
         )
         if fastest.middle_s > stream.deadline_s:
+            # suggests 20 % more than the p99 alone, in milliseconds
             raise WorkloadError(
                 f"{stream.model}: a deadline of {stream.deadline_s * 1e3:g} ms is shorter than the fastest possible, "
                 f"{fastest.middle_s * 1e3:.3g} ms with nothing else running; plan with "

@@ -105,6 +105,7 @@ def merged_bounds(model: HostModel, lengths_s: Sequence[float], limit_s: float) 
     """
     starts, length_s = [0], 0.0
     for segment, time_s in enumerate(lengths_s):
+        # 1e-9: sums of times are exact only up to rounding
         if segment and (segment in model.exits or length_s + time_s > limit_s * (1 + 1e-9)):
             starts.append(segment)
             length_s = 0.0
