@@ -53,9 +53,8 @@ def subnets(model: Model) -> tuple[range, ...]:
 def exit_shares(model: Model) -> tuple[float, ...]:
     """Fraction of the model's MACs before each exit, and last before the end (1)."""
     macs_before = list(accumulate((layer.macs for layer in model.layers), initial=0))
-    return tuple(
-        macs_before[after] / max(1, macs_before[-1]) for after in (*(early.after for early in model.exits), -1)
-    )
+    places = (*(early.after for early in model.exits), -1)  # -1: the end
+    return tuple(macs_before[after] / max(1, macs_before[-1]) for after in places)
 
 
 class _ExitPlace(NamedTuple):
@@ -149,6 +148,7 @@ def _make_head(name: str, model: Model, place: _ExitPlace, kind: str, classes: i
 def _convolution(name: str, model: Model, place: _ExitPlace, reference: Layer) -> Layer:
     """The convolution of a head with about 1/``_CONV_SHARE`` of the model's MACs, and the bit widths of *reference*."""
     budget = model.macs // _CONV_SHARE
+    # a network for images has convolutions with windows
     image = any(layer.kind == "conv" and layer.gemm and layer.gemm.kernel > 1 for layer in model.layers[: place.after])
     per_channel = place.positions * place.channels
     kernel = 9 if image and budget // (9 * per_channel) >= _FEWEST_CHANNELS else 1

@@ -117,7 +117,7 @@ def merged(model: HostModel, bounds: Sequence[int]) -> HostModel:
     """Return the model with all segments between two *bounds* merged."""
     if len(bounds) == len(model.segments) + 1:
         return model
-    parts = [slice(start, end) for start, end in pairwise(bounds)]
+    parts = [slice(start, end) for start, end in pairwise(bounds)]  # the segments of each merged one
     times_s = {batch: tuple(round(sum(times[part]), 7) for part in parts) for batch, times in model.times_s.items()}
     return model.model_copy(
         update={

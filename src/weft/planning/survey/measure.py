@@ -318,7 +318,7 @@ class _Survey:
             self._read_profiles(server)
             alone = {subject.name: self._single(server, subject) for subject in self.subjects}
             first_numbers, one_lane_streams = self._first_numbers(server, 1, alone)
-            gaps_s = self.full_gaps_s
+            gaps_s = self.full_gaps_s  # those of one lane, which other numbers of lanes replace
             if 1 not in self.lanes or not self.left_out(first_numbers):
                 one_lane = self._one_lane(server, alone, one_lane_streams)
         for lanes in self.lanes:
