@@ -78,8 +78,8 @@ def existing_data_path(file: str) -> Path:
     if name is None:
         raise ModelError(f"{path}: not there, though it comes with weft; install weft again")
     raise ModelError(
-        f"{name} is too large to come with an installed weft; get it from a checkout, or from an address of one's "
-        f"files: weft models fetch {name} --from FOLDER (and without a name all that was left out)"
+        f"{name} is too large to come with an installed weft; copy it from a checkout or a URL of its files: "
+        f"weft models fetch {name} --from FOLDER (without a name: all files that were left out)"
     )
 
 

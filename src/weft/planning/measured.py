@@ -226,8 +226,8 @@ def _part_of_progress(progress: Progress | None, number: int, of: int, threads: 
     """Return a callback for survey *number* of *of*, with *threads* per lane, that reports the progress of all."""
     if progress is None:
         return None
-    words = f", {threads} threads" if threads > 1 else ""
-    return lambda what, done, steps: progress(what + words, number * steps + min(done, steps), of * steps)
+    suffix = f", {threads} threads" if threads > 1 else ""
+    return lambda what, done, steps: progress(what + suffix, number * steps + min(done, steps), of * steps)
 
 
 def make_repository(models: Mapping[str, ModelToServe], folder: Path) -> None:

@@ -113,6 +113,7 @@ def _picture_settings() -> AbstractContextManager[None]:
 
 def readable_end_s(trace: Trace, start_s: float = 0.0) -> float:
     """Return the default end of a window that begins at *start_s*; see ``timeline_figure``."""
+    # the ends of the queries of the stream whose first query ends last
     slowest = max(_completions_s(trace, start_s), key=lambda ends_s: ends_s[0], default=[trace.makespan_s])
     starts_s = np.sort(trace.fetch_start_s[trace.fetch_start_s >= start_s])
     if len(starts_s) <= READABLE_SPANS:

@@ -318,12 +318,12 @@ def skip_norm(norm: Meaning) -> Meaning:
 
     def meaning(t: TorchNode, x: TorchTensor, skip: TorchTensor, *parameters: TorchTensor) -> Any:
         t.refuse(t.outputs not in (1, 4), "a norm that also gives out its mean")
-        count = 2 if norm is layer_norm else 1
+        count = 2 if norm is layer_norm else 1  # scale and bias, or only a scale
         norm_parameters, bias = parameters[:count], parameters[count] if len(parameters) > count else None
         total = x + skip if bias is None else x + skip + bias
         norm_node = TorchNode(t.torch, {"epsilon": t.get("epsilon", 1e-12)}, 1, t.version)
         result = norm(norm_node, total, *norm_parameters)
-        return result if t.outputs == 1 else (result, None, None, total)
+        return result if t.outputs == 1 else (result, None, None, total)  # None: mean and deviation, for training
 
     return meaning
 
@@ -375,7 +375,7 @@ def fused_matmul(t: TorchNode, a: TorchTensor, b: TorchTensor) -> TorchTensor:
 def matmul_integer(t: TorchNode, a: TorchTensor, b: TorchTensor, *zeros: TorchTensor) -> TorchTensor:
     """The product of two quantised matrices as int32; *zeros*: optional zero points of *a* and *b*."""
     zero_a, zero_b = (*zeros, None, None)[:2]
-    if zero_a is not None and zero_a.dim() == 1:
+    if zero_a is not None and zero_a.dim() == 1:  # one for each row
         zero_a = zero_a.unsqueeze(-1)
     a, b = (
         matrix.to(t.torch.int32) - (0 if zero is None else zero.to(t.torch.int32))
@@ -468,6 +468,7 @@ def slice_(
         if step > 0:
             index[axis] = slice(start, end, step)
             continue
+        # an end before the first element, which slice() would count from the end, means: including the first
         selected = range(*slice(start, end if end >= -x.shape[axis] else None, step).indices(x.shape[axis]))
         x = x.flip(axis)
         first = x.shape[axis] - 1 - selected.start
@@ -577,6 +578,7 @@ def triangle(t: TorchNode, x: TorchTensor, diagonal: Numbers | None = None) -> T
 
 
 def depth_to_space(t: TorchNode, x: TorchTensor) -> TorchTensor:
+    """Move blocks of channels to squares of pixels; ``space_to_depth`` is the inverse."""
     rows, channels, height, width = x.shape
     size = t.get("blocksize")
     if t.get("mode", "DCR") == "CRD":  # order of axes in a channel: depth, column, row; or column, row, depth
