@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from weft.models.stored import FETCHED, place
+from weft.models.stored import FETCHED, data_path
 
 pytest.importorskip("hatchling", reason="hatchling builds the wheel; pip install -e .[dev] brings it")
 
@@ -56,7 +56,7 @@ def test_the_wheel_is_small_and_leaves_out_only_what_can_be_fetched(wheel):
     listed = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode == 0:
         ours = {name.removeprefix("src/") for name in listed.stdout.split() if (ROOT / name).exists()}
-        fetched = {place(file).relative_to(ROOT / "src").as_posix() for files in FETCHED.values() for file in files}
+        fetched = {data_path(file).relative_to(ROOT / "src").as_posix() for files in FETCHED.values() for file in files}
         assert ours - names == fetched
     assert wheel.stat().st_size < AT_MOST_BYTES
 

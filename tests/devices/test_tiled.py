@@ -420,7 +420,7 @@ def test_each_decision_takes_its_time_at_every_layer_or_at_exits_as_the_policy_i
     program = case.setting_of(POLICIES[policy]).programs[0]
     products_and_heads_of_exits, exits = 54 + 3, 4
     assert len(program) == (products_and_heads_of_exits if POLICIES[policy].traits.by_layer else exits)
-    asked = np.array([*program.exits, len(program)])[next(load.fates(0))[: charged.streams[0].arrived]]
+    asked = np.array([*program.exits, len(program)])[next(load.exits_taken(0))[: charged.streams[0].arrived]]
     assert len(set(asked)) == 3 and charged.decisions == free.decisions == asked.sum()
     added_s = charged.streams[0].mean_latency_s - free.streams[0].mean_latency_s  # nobody waits for another
     assert added_s == pytest.approx(50e-6 * asked.mean(), abs=1e-9 * asked.mean())

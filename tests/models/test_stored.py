@@ -38,7 +38,7 @@ def installed(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize(("file", "sha256"), FILES)
 def test_the_files_of_a_checkout_are_those_that_are_fetched(file, sha256):
     assert hashlib.sha256(in_checkout(file).read_bytes()).hexdigest() == sha256
-    assert stored.located(file) == in_checkout(file)
+    assert stored.existing_data_path(file) == in_checkout(file)
 
 
 @pytest.mark.parametrize("name", stored.FETCHED)
@@ -48,7 +48,7 @@ def test_a_network_is_fetched_from_a_checkout_and_found(installed, name):
     assert paths == tuple(seen) == tuple(installed / file for file in stored.FETCHED[name])
     for file, path in zip(stored.FETCHED[name], paths, strict=True):
         assert path.read_bytes() == in_checkout(file).read_bytes()
-        assert stored.located(file) == path
+        assert stored.existing_data_path(file) == path
     assert {path for path in installed.rglob("*") if path.is_file()} == set(paths)
 
 
@@ -58,7 +58,7 @@ def test_a_network_is_fetched_from_a_checkout_and_found(installed, name):
 def test_files_that_weft_0_2_fetched_are_found(installed, file):
     (installed / file).parent.mkdir(parents=True)
     (installed / file).write_bytes(in_checkout(file).read_bytes())
-    assert stored.located(file) == installed / file
+    assert stored.existing_data_path(file) == installed / file
 
 
 def test_a_network_is_fetched_from_an_address(installed, monkeypatch):

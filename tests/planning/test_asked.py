@@ -14,7 +14,7 @@ from tests.support.stitched import NAMES, stitched_file
 from weft.base.errors import InputError, ModelError, WorkloadError
 from weft.cli.common import parse_stream
 from weft.devices.host import usable_cores
-from weft.planning.measured import stage
+from weft.planning.measured import make_repository
 from weft.planning.plan_request import PlanRequest, ask
 from weft.planning.planning_run import check_deadlines
 from weft.planning.served_files import files_to_serve, stitched_from
@@ -66,7 +66,7 @@ def test_models_in_a_stitched_file_are_streams_of_their_own_and_share_its_file(f
     assert (home, served.config.max_batch) == ("pets", 4)
     assert {name: task.slo_ms for name, task in served.config.tasks.items()} == {cats: 50.0, dogs: 80.0}
     assert stitched_from(found.models, "pets") == f"stitched from {cats} and {dogs}"
-    stage({home: served}, folder / "staged")
+    make_repository({home: served}, folder / "staged")
     assert Repository([folder / "staged"], folder).entry(dogs).config.slo_ms == 80.0
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.planning.machines import asked, first_numbers, host
 from weft.load import LoadResult
-from weft.planning.divisions import MARGIN, is_apart, why_left_out
+from weft.planning.divisions import MARGIN, is_clearly_worse, why_left_out
 from weft.planning.survey.first_numbers import FirstNumbers, Surveyed
 from weft.planning.survey.measure import ROUNDS, SlowDown, Subject, _Measurement, _Survey, agree, slow_down
 from weft.planning.survey.spans import SeenSpan
@@ -111,7 +111,7 @@ def test_a_division_that_is_better_for_a_model_is_never_left_out(rows, lanes, th
         )
         for at, count, per_lane in ((0, lanes, threads), (2, 2, 2))
     )
-    if is_apart(first, better):
+    if is_clearly_worse(first, better):
         assert lanes >= 2
         assert all(mine_per_s * (1 + MARGIN) <= per_s for _, mine_per_s, _, per_s in rows)
         assert all(alone_s >= (1 - MARGIN if threads == 2 else 1 + MARGIN) * than_s for alone_s, _, than_s, _ in rows)

@@ -43,8 +43,8 @@ def test_settings_that_were_changed_by_hand_are_named(folder: Path) -> None:
     (folder / "weft.toml").write_text(text.replace("lanes = 1", "lanes = 2\nhttp_port = 9000"))
     (folder / "models/camera/weft.toml").write_text("max_batch = 8\n")
     assert drift(folder) == [
-        "weft.toml: lanes = 2, planned was 1",
-        "models/camera/weft.toml: max_batch = 8, planned was 4",
+        "weft.toml: lanes = 2, the plan has 1",
+        "models/camera/weft.toml: max_batch = 8, the plan has 4",
     ]
 
 
@@ -66,10 +66,10 @@ def test_another_machine_and_other_versions_are_named(tmp_path: Path) -> None:
         return drift(tmp_path / "plan", machine=here, versions=versions | other)
 
     assert seen() == seen(mib=1040) == seen(mib=0) == seen(numpy="2") == []
-    assert seen(cores=8) == ["the number of cores is 8, planned was with 4"]
-    assert seen(mib=500) == ["there are 500 MiB of memory, planned was with 1000"]
-    assert seen(processor="loom") == ["the processor is loom, planned was on abacus"]
-    assert seen(weft="1.1") == ["weft is 1.1, planned was with 1.0"]
+    assert seen(cores=8) == ["the number of cores is 8, the plan was made for 4"]
+    assert seen(mib=500) == ["there are 500 MiB of memory, the plan was made for 1000"]
+    assert seen(processor="loom") == ["the processor is loom, the plan was made on abacus"]
+    assert seen(weft="1.1") == ["weft is 1.1, the plan was made with 1.0"]
 
 
 def test_a_plan_for_a_gpu_names_another_one_and_one_that_is_gone(tmp_path: Path) -> None:
@@ -80,17 +80,17 @@ def test_a_plan_for_a_gpu_names_another_one_and_one_that_is_gone(tmp_path: Path)
         return drift(tmp_path / "plan", machine=machine.model_copy(update={"gpu": gpu}))
 
     assert seen("NVIDIA H200") == []
-    assert seen("NVIDIA A100") == ["cuda:1 is NVIDIA A100, planned was on NVIDIA H200"]
-    assert seen("") == ["cuda:1 is not here, planned was on NVIDIA H200"]
+    assert seen("NVIDIA A100") == ["cuda:1 is NVIDIA A100, the plan was made for NVIDIA H200"]
+    assert seen("") == ["cuda:1 is not here, the plan was made for NVIDIA H200"]
     text = (tmp_path / "plan/weft.toml").read_text()
     (tmp_path / "plan/weft.toml").write_text(text.replace("cuda:1", "cuda:0"))
-    assert seen("NVIDIA H200") == ["weft.toml: device = cuda:0, planned was cuda:1"]
+    assert seen("NVIDIA H200") == ["weft.toml: device = cuda:0, the plan has cuda:1"]
 
 
 def test_a_plan_for_the_cores_that_was_given_a_gpu_by_hand_is_told(folder: Path) -> None:
     file = folder / "weft.toml"
     file.write_text(f'device = "cuda:0"\n{file.read_text()}')
-    assert drift(folder) == ["weft.toml: device = cuda:0, planned was nothing"]
+    assert drift(folder) == ["weft.toml: device = cuda:0, the plan has nothing"]
 
 
 def test_a_budget_asks_for_no_more_than_it_names(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_a_budget_asks_for_no_more_than_it_names(tmp_path: Path) -> None:
 
     assert seen(2, 300) == seen(16, 9000) == []
     assert seen(1, 200) == [
-        "the number of cores is 1, planned was with 2",
-        "there are 200 MiB of memory, planned was with 300",
+        "the number of cores is 1, the plan was made for 2",
+        "there are 200 MiB of memory, the plan was made for 300",
     ]
 
 

@@ -75,7 +75,7 @@ def test_what_a_stream_says_of_exits_is_set_for_its_model(folder):
         "net.onnx:rate=5,deadline=20,exit_record=record.npz,exit_threshold=0.85",
         "quiet.onnx:rate=1,deadline=50,exits=exit1+exit2+logits,exit_rates=0.5+0.3+0.2",
     )
-    assert [sent.leaving for sent in found.sent] == [(0.25, 0.25, 0.5), RATES]
+    assert [sent.exit_shares for sent in found.sent_streams] == [(0.25, 0.25, 0.5), RATES]
     assert found.models[0].config.model_fields_set == {"exit_threshold"}
     assert found.models[0].config.exit_threshold == 0.85
     assert found.models[1].config.exits == ["exit1", "exit2", "logits"]
@@ -83,7 +83,7 @@ def test_what_a_stream_says_of_exits_is_set_for_its_model(folder):
 
 def test_a_threshold_that_may_sink_leaves_as_soon_as_its_floor_allows_and_is_the_servers_affair(folder):
     found = question_of("net.onnx:rate=5,deadline=20,exit_record=record.npz,exit_threshold=0.85,exit_floor=0.5")
-    assert found.sent[0].leaving == (0.5, 0.25, 0.25)
+    assert found.sent_streams[0].exit_shares == (0.5, 0.25, 0.25)
     assert found.workload.exit_rates(0) == (0.25, 0.25, 0.5)
     assert found.models[0].config.exit_floor == 0.5
     assert sent_threshold(found.workload.stream[0]) is None
@@ -94,12 +94,12 @@ def test_a_threshold_that_may_sink_leaves_as_soon_as_its_floor_allows_and_is_the
 def test_a_model_whose_settings_name_a_record_is_planned_with_it(folder):
     Path("net.toml").write_text('exit_record = "record.npz"\nexit_threshold = 0.85\n')
     found = question_of("net.onnx:rate=5,deadline=20")
-    assert found.sent[0].leaving == (0.25, 0.25, 0.5)
+    assert found.sent_streams[0].exit_shares == (0.25, 0.25, 0.5)
     assert found.workload.stream[0].exit_threshold == 0.85
 
 
 def test_where_nothing_is_said_all_go_to_the_end(folder):
-    assert [sent.leaving for sent in question_of("net.onnx:rate=5,deadline=20").sent] == [()]
+    assert [sent.exit_shares for sent in question_of("net.onnx:rate=5,deadline=20").sent_streams] == [()]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_early_exits_let_lanes_carry_more_and_the_simulated_load_stays_below(mac
 def test_shares_of_other_exits_than_were_measured_are_refused():
     question = leaving(asked(("net", 1.0, 50.0)), (0.5, 0.5))
     check_exits(question, [host(net=[1.0, 1.0], exits={"net": (1,)})])
-    with pytest.raises(WorkloadError, match="1 early exits are told of, and it was measured with 0"):
+    with pytest.raises(WorkloadError, match="1 early exits are stated, and it was measured with 0"):
         check_exits(question, [host(net=[1.0, 1.0])])
 
 
@@ -269,5 +269,5 @@ def test_requests_that_left_elsewhere_than_predicted_are_told(measured):
 
     assert remarks(0.45, 0.35, 0.2) == ()
     (said,) = remarks(0.1, 0.1, 0.8)
-    assert said.startswith("10% / 10% / 80% of net left by its exits, predicted was 50% / 30% / 20%")
+    assert said.startswith("10% / 10% / 80% of net left by its exits, the prediction assumed 50% / 30% / 20%")
     assert remarks(0.1, 0.1, 0.8, exit_floor=0.5) == ()  # the threshold follows the load

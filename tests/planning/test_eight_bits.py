@@ -48,16 +48,16 @@ def test_a_model_that_is_faster_in_8_bits_takes_the_place_of_the_one_that_was_gi
     (model,) = found.models
     assert (
         model.preparation is not None
-        and model.preparation.of == Path("points.onnx").absolute()
+        and model.preparation.original == Path("points.onnx").absolute()
         and model.name == "points"
     )
-    assert "QuantizeLinear" in operators(model.path) and "QuantizeLinear" not in operators(model.preparation.of)
-    assert model.preparation.alike is not None and model.preparation.alike >= 0.99
+    assert "QuantizeLinear" in operators(model.path) and "QuantizeLinear" not in operators(model.preparation.original)
+    assert model.preparation.same_answers is not None and model.preparation.same_answers >= 0.99
     assert (
-        model.preparation.done.startswith("int8 by calibration: ")
-        and "of 40 samples answered alike" in model.preparation.done
+        model.preparation.change.startswith("int8 by calibration: ")
+        and "of 40 samples answered alike" in model.preparation.change
     )
-    assert found.remarks == (f"points: {model.preparation.done}; 2.00 times as fast alone.",)
+    assert found.remarks == (f"points: {model.preparation.change}; 2.00 times as fast alone.",)
 
 
 def test_what_was_found_is_kept_and_made_again_where_the_samples_are_others(monkeypatch):

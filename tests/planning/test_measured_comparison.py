@@ -42,12 +42,12 @@ def test_what_keeps_the_two_from_being_compared_is_said(plan: Plan) -> None:
     def remarks(load: Workload = load, **run: Any) -> tuple[str, ...]:
         return compare(plan, run_of(load, *times[: len(load.stream)], **run)).remarks
 
-    assert remarks(deadlines="soft") == ("the deadlines were soft, predicted was of strict ones",)
+    assert remarks(deadlines="soft") == ("the run had soft deadlines, the prediction assumed strict ones",)
     assert remarks(profile=None) == ("the server does not tell its settings; is it the one of the plan?",)
-    assert remarks(profile={**SETTINGS, "lanes": 4}) == ("the server has lanes = 4, planned was 1",)
+    assert remarks(profile={**SETTINGS, "lanes": 4}) == ("the server has lanes = 4, the plan has 1",)
     assert remarks(load.scaled(0.5)) == (
-        "camera was sent 10 times a second, predicted was of 20",
-        "intent was sent 10 times a second, predicted was of 20",
+        "camera was sent 10 requests/s, the prediction assumed 20",
+        "intent was sent 10 requests/s, the prediction assumed 20",
     )
     assert remarks(workload("camera")) == ("not all streams that were sent were predicted, or the other way round",)
 

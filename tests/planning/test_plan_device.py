@@ -221,7 +221,7 @@ def test_a_server_elsewhere_than_planned_is_told(tmp_path):
         compare(plan, run_of(workload("camera"), [3.0], profile={**SETTINGS, "lanes": 7, "device": device})).remarks
         for device in ("cuda:0", None)
     )
-    assert (same, other) == ((), ("the server has device = None, planned was cuda:0",))
+    assert (same, other) == ((), ("the server has device = None, the plan has cuda:0",))
 
 
 def test_onnx_runtime_has_a_version_under_either_of_its_names(monkeypatch):

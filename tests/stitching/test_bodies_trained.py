@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.stitching.encoders import answers, together
-from weft.models.stored import place
+from weft.models.stored import data_path
 from weft_stitch.bodies.body_stitching import stitch_body
 
 TASKS = ("language", "kind", "family")
 LONGEST = 40
 HERE = "stitching/making/data/encoders"
-CARD = json.loads(place(f"{HERE}/names.json").read_text("utf-8"))
+CARD = json.loads(data_path(f"{HERE}/names.json").read_text("utf-8"))
 
 
 def sample() -> dict[str, np.ndarray]:
@@ -27,7 +27,7 @@ def sample() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(("tolerance", "shared"), [(0.0, "exact"), (1e-5, "low_rank")])
 def test_trained_encoders_keep_their_accuracy(tmp_path: Path, tolerance: float, shared: str) -> None:
-    files = [place(f"{HERE}/names-{task}.onnx") for task in TASKS]
+    files = [data_path(f"{HERE}/names-{task}.onnx") for task in TASKS]
     made = stitch_body(files, measure=False, tolerance=tolerance)
     assert made.weight_bytes / made.apart_bytes == pytest.approx(CARD[shared]["weights"], abs=0.01)
     (path,) = made.to_onnx(tmp_path / "one.onnx")

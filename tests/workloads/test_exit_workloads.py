@@ -141,7 +141,7 @@ class TestKeys:
 
 class TestRecords:
     def test_a_sample_leaves_at_the_first_confident_exit_and_the_end_takes_all(self):
-        assert record().fates(0.8).tolist() == [0, 1, 2, 0]
+        assert record().exits_taken(0.8).tolist() == [0, 1, 2, 0]
         assert record().rates(0.8) == (0.5, 0.25, 0.25)
         assert record().accuracy(0.8) == 3 / 4  # the last sample is sure and wrong
 
@@ -152,7 +152,7 @@ class TestRecords:
 
     def test_asking_does_not_change_the_record(self):
         asked = record()
-        asked.fates(0.8)
+        asked.exits_taken(0.8)
         assert np.array_equal(asked.confidence, record().confidence)
 
     def test_the_rates_of_a_stream_are_those_of_its_record(self, folder):
@@ -268,7 +268,7 @@ class TestRecords:
 
 def drawn(load: Workload, count: int, index: int = 0, seed: int | None = None) -> np.ndarray:
     blocks = []
-    for block in load.fates(index, seed):
+    for block in load.exits_taken(index, seed):
         blocks.append(block)
         if sum(map(len, blocks)) >= count:
             return np.concatenate(blocks)[:count]
@@ -304,16 +304,18 @@ class TestFates:
 
     def test_exits_and_arrivals_are_drawn_apart(self):
         plain, leaving = workload(), workload(exits=3, exit_rates=PAPER)
-        fates = leaving.fates(0)
-        assert np.array_equal(next(leaving.fates(0)), next(from_rates(PAPER, np.random.default_rng([0, 0, 1]))).exits)
+        fates = leaving.exits_taken(0)
+        assert np.array_equal(
+            next(leaving.exits_taken(0)), next(from_rates(PAPER, np.random.default_rng([0, 0, 1]))).exits
+        )
         for one, other in zip(plain.arrivals(0), leaving.arrivals(0), strict=True):
             next(fates)
             assert np.array_equal(one, other)
 
     def test_samples_of_a_record_leave_as_its_rule_says(self, folder):
         load = workload(folder, exits=2, exit_record="r.npz")
-        (fates,), (rows,) = islice(load.fates(0), 1), islice(load.record_rows(0), 1)
-        assert np.array_equal(record().fates(0.8)[rows], fates)
+        (fates,), (rows,) = islice(load.exits_taken(0), 1), islice(load.record_rows(0), 1)
+        assert np.array_equal(record().exits_taken(0.8)[rows], fates)
         assert set(rows.tolist()) == {0, 1, 2, 3}
 
     def test_a_higher_threshold_keeps_every_sample_at_least_as_long(self, folder):
@@ -326,7 +328,7 @@ class TestFates:
 
     def test_without_rates_nobody_can_say_where_samples_leave(self):
         with pytest.raises(WorkloadError, match=r"stream 0 \(resnet50\): nothing says where its samples leave"):
-            workload().fates(0)
+            workload().exits_taken(0)
 
 
 class TestSteering:

@@ -53,9 +53,8 @@ def subnets(model: Model) -> tuple[range, ...]:
 def exit_shares(model: Model) -> tuple[float, ...]:
     """Fraction of the model's MACs before each exit, and last before the end (1)."""
     macs_before = list(accumulate((layer.macs for layer in model.layers), initial=0))
-    return tuple(
-        macs_before[after] / max(1, macs_before[-1]) for after in (*(early.after for early in model.exits), -1)
-    )
+    places = (*(early.after for early in model.exits), -1)  # -1: the end
+    return tuple(macs_before[after] / max(1, macs_before[-1]) for after in places)
 
 
 class _ExitPlace(NamedTuple):
@@ -94,7 +93,7 @@ def _nearest(ascending: Sequence[int], targets: Sequence[float]) -> list[int]:
     chosen: list[int] = []
     first = 0
     for number, target in enumerate(targets):
-        stop = len(ascending) - (len(targets) - number - 1)
+        stop = len(ascending) - (len(targets) - number - 1)  # from here on, values are left for later targets
         after = min(max(bisect_left(ascending, target), first), stop - 1)
         before = max(after - 1, first)
         best = before if target - ascending[before] <= abs(ascending[after] - target) else after
@@ -122,7 +121,8 @@ def _count_classes(model: Model) -> int:
 
 
 def _make_head(name: str, model: Model, place: _ExitPlace, kind: str, classes: int) -> _HeadLayers:
-    """The layers of a head: an optional convolution, average pooling and a fully connected layer."""
+    """The layers of a head at a block end: a convolution if *kind* is "conv", a pool and a fully connected layer."""
+    # the head has the bit widths of the last layer before it that multiplies
     reference = next(layer for layer in reversed(model.layers[: place.after]) if layer.macs)
     layers: list[Layer] = []
     channels = place.channels
@@ -148,6 +148,7 @@ def _make_head(name: str, model: Model, place: _ExitPlace, kind: str, classes: i
 def _convolution(name: str, model: Model, place: _ExitPlace, reference: Layer) -> Layer:
     """The convolution of a head with about 1/``_CONV_SHARE`` of the model's MACs, and the bit widths of *reference*."""
     budget = model.macs // _CONV_SHARE
+    # a network for images has convolutions with windows
     image = any(layer.kind == "conv" and layer.gemm and layer.gemm.kernel > 1 for layer in model.layers[: place.after])
     per_channel = place.positions * place.channels
     kernel = 9 if image and budget // (9 * per_channel) >= _FEWEST_CHANNELS else 1
@@ -178,7 +179,7 @@ def _insert_heads(model: Model, heads: Sequence[_HeadLayers]) -> Model:
         raise ModelError(f"{model.name} has a layer called {clash!r} already, the name of an exit's layer")
     layers: list[Layer] = []
     exits: list[Exit] = []
-    ends: dict[int, tuple[int, int]] = {}
+    ends: dict[int, tuple[int, int]] = {}  # block end in the result -> positions and channels there
     shapes = dict(zip(model.block_ends, model.block_shapes or ((0, 0),) * len(model.block_ends), strict=True))
     head_after = {head.after: head for head in heads}
     for done, layer in enumerate(model.layers, start=1):

@@ -128,6 +128,7 @@ class Model:
             )
 
     def _check_exits(self) -> None:
+        """Raise ModelError unless exits have different names and ascend within the layers."""
         names = [early.name for early in self.exits]
         if len(set(names)) < len(names) or not all(names):
             raise ModelError(f"{self.name}: exits need names, each its own; got {', '.join(map(repr, names))}")

@@ -47,7 +47,7 @@ def load_models(
     shapes: Mapping[str, Shape] | None = None,
     parameters: Mapping[str, Parameter] | None = None,
 ) -> tuple[Model, ...]:
-    """The model of that name; of a stitched file all models, each with the cost of a request for this model alone."""
+    """As ``load_model``; of a stitched file all models, each with the cost of a request for this model alone."""
     return tuple(load_model(name, shapes=shapes, parameters=parameters) for name in model_names_in(name_or_path))
 
 

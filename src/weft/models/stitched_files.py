@@ -1,4 +1,4 @@
-"""The models in a stitched file, each as if it were requested alone: ``tasks_of``, ``file_and_task``, ``only``.
+"""The models in a stitched file (its *tasks*), each as if it were requested alone.
 
 A stitched file computes only the inputs that have rows. A request for one of its models gives no rows to the other
 models, so that only this model is computed. ``pets.onnx/cats`` names the model ``cats`` in ``pets.onnx``.
@@ -43,7 +43,7 @@ def tasks_of(model: OnnxModel) -> Tasks:
         raise ModelError(f"its {STITCHED_KEY} cannot be read; stitch it again") from error
 
 
-def only(model: OnnxModel, task: str, given: Shapes) -> dict[str, tuple[int, ...]]:
+def shapes_for_task(model: OnnxModel, task: str, given: Shapes) -> dict[str, tuple[int, ...]]:
     """Return input shapes for a request of the model *task* alone: inputs of other models have 0 rows.
 
     *given*: shapes that replace these. Raises ModelError if the file has no such model.

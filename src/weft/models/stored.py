@@ -56,8 +56,8 @@ def folder() -> Path:
     return Path(path) if path else Path.home() / ".cache/weft/data"
 
 
-def place(file: str) -> Path:
-    """The path of *file* (relative to the package): the file that came with weft, else the path of a fetched file."""
+def data_path(file: str) -> Path:
+    """The path of *file* (relative to the package): in weft if it came with it, else that to which it is fetched."""
     shipped = _shipped_path(file)
     return shipped if shipped.exists() else folder() / file
 
@@ -69,17 +69,17 @@ def _shipped_path(file: str) -> Path:
     return _PACKAGE / file if tool is None else _PACKAGE.parent.joinpath(*tool.target.split("."), rest)
 
 
-def located(file: str) -> Path:
+def existing_data_path(file: str) -> Path:
     """The path of *file* (relative to the package); raises ModelError that says how to fetch a missing file."""
-    path = place(file)
+    path = data_path(file)
     if path.exists():
         return path
     name = next((name for name, files in FETCHED.items() if file in files), None)
     if name is None:
         raise ModelError(f"{path}: not there, though it comes with weft; install weft again")
     raise ModelError(
-        f"{name} is too large to come with an installed weft; get it from a checkout, or from an address of one's "
-        f"files: weft models fetch {name} --from FOLDER (and without a name all that was left out)"
+        f"{name} is too large to come with an installed weft; copy it from a checkout or a URL of its files: "
+        f"weft models fetch {name} --from FOLDER (without a name: all files that were left out)"
     )
 
 
@@ -93,7 +93,7 @@ def fetch(name: str, source: str, done: Callable[[Path], None] = lambda path: No
         raise ModelError(unknown_name("network to fetch", name, FETCHED))
     paths = []
     for file, sha256 in FETCHED[name].items():
-        path = place(file)
+        path = data_path(file)
         if not path.exists() or _digest(path.read_bytes()) != sha256:
             _store(path, _read(source, file), sha256)
         done(path)

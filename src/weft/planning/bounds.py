@@ -5,6 +5,8 @@ takes at least as long as its model with nothing else running. On a single lane,
 runs waits for the segment's end; if its slack is shorter than this wait, some requests are late under every policy.
 
 The bounds hold on average; a run of some thousand requests may do better by chance, by up to ``SLACK`` and ``CHANCE``.
+
+*rates* everywhere here: the share of requests that leaves at each exit, the end last; empty: all run to the end.
 """
 
 from __future__ import annotations
@@ -61,13 +63,15 @@ class Blocking:
 def bound_of(request: PlanRequest, arrangement: Arrangement) -> Bound:
     """Return the bound of an arrangement."""
     host = arrangement.host
-    missed_alone = max(late_alone(host, stream, leaving) for stream, _, leaving in request.sent)
+    missed_alone = max(late_alone(host, stream, exit_shares) for stream, _, exit_shares in request.sent_streams)
     blocked = blocking(request, arrangement)
     share = blocked.share if blocked else 0.0
+    # At a multiple *factor* of the load, at least factor * share / (1 + factor * share) of the deadlines are missed.
     by_blocking = request.limit / (1 - request.limit) / share if share else inf
     factor = 0.0 if missed_alone > request.limit else min(lane_factor(request, arrangement), by_blocking)
     latency = max(
-        fastest_s(host, stream.served_name, leaving) / stream.deadline_s for stream, _, leaving in request.sent
+        fastest_s(host, stream.served_name, exit_shares) / stream.deadline_s
+        for stream, _, exit_shares in request.sent_streams
     )
     return Bound(factor, max(missed_alone, share / (1 + share)), latency)
 
@@ -75,15 +79,16 @@ def bound_of(request: PlanRequest, arrangement: Arrangement) -> Bound:
 def lane_factor(request: PlanRequest, arrangement: Arrangement) -> float:
     """Return the multiple of the asked rates at which the lanes are fully used."""
     busy = sum(lane_shares(request, arrangement).values())
+    # requests up to the limit of misses may be given up, and then take no lane time
     return lane_speed(arrangement.host) / (busy * (1 - request.limit)) if busy else inf
 
 
 def lane_shares(request: PlanRequest, arrangement: Arrangement) -> dict[str, float]:
     """Return model -> the least number of lanes, at full speed, that its requests keep busy at the asked rates."""
     shares: dict[str, float] = {}
-    for stream, rate, leaving in request.sent:
+    for stream, rate, exit_shares in request.sent_streams:
         name = stream.served_name
-        row_s = least_row_s(arrangement.host, name, arrangement.batches[name], leaving)
+        row_s = least_row_s(arrangement.host, name, arrangement.batches[name], exit_shares)
         shares[name] = shares.get(name, 0.0) + rate * row_s
     return shares
 
@@ -102,15 +107,15 @@ def lane_speed(host: Host) -> float:
 def least_row_s(host: Host, name: str, most: int, rates: Sequence[float] = ()) -> float:
     """Return the least lane seconds per request over the batch sizes up to *most*, with the gaps between segments.
 
-    rates: the share of requests that leave at each exit; a segment then counts for the requests that reach it.
+    With *rates*, a segment counts for the requests that reach it.
     """
     model = host.model(name)
-    hand_over_s, spread = _mean(host.hand_over_s), _usual_spread(model)
+    gap_s, run_factor = _mean(host.hand_over_s), _run_factor(model)
     sizes = range(1, most + 1)
     if not rates:
-        gaps_s = len(model.segments) * hand_over_s
-        return min((model.total_s(size) * spread + gaps_s) / size for size in sizes)
-    rows_s = ([(time_s * spread + hand_over_s) / size for time_s in model.times_at(size)] for size in sizes)
+        gaps_s = len(model.segments) * gap_s
+        return min((model.total_s(size) * run_factor + gaps_s) / size for size in sizes)
+    rows_s = ([(time_s * run_factor + gap_s) / size for time_s in model.times_at(size)] for size in sizes)
     reach = reaching(rates, model.exits, len(model.segments))
     best_s = [min(by_size) for by_size in zip(*rows_s, strict=True)]
     return float(sum(share * row_s for share, row_s in zip(reach, best_s, strict=True)))
@@ -133,8 +138,8 @@ def blocking(request: PlanRequest, arrangement: Arrangement) -> Blocking | None:
         return None
     blockings = [
         _blocking(arrangement, waiting, running)
-        for waiting in request.sent
-        for running in request.sent
+        for waiting in request.sent_streams
+        for running in request.sent_streams
         if running.name != waiting.name and running.rate
     ]
     worst = max(blockings, key=lambda blocking: blocking.share, default=None)
@@ -144,15 +149,16 @@ def blocking(request: PlanRequest, arrangement: Arrangement) -> Blocking | None:
 def _blocking(arrangement: Arrangement, waiting: SentStream, running: SentStream) -> Blocking:
     """Return how segments of the stream *running* make requests of *waiting* late; the longest segment is named."""
     host, model = arrangement.host, arrangement.host.model(running.name)
-    spare_s = waiting.stream.deadline_s - fastest_s(host, waiting.name, waiting.leaving)
-    least_spread = min((min(run) for run in model.spread), default=1.0)
+    spare_s = waiting.stream.deadline_s - fastest_s(host, waiting.name, waiting.exit_shares)
+    # the shortest measured run of a segment, over its mean time
+    least_factor = min((min(run) for run in model.spread), default=1.0)
     sizes = range(1, arrangement.batches[running.name] + 1)
     # Per request of *running*, the seconds of each segment in which an arriving request of *waiting* is already lost:
     # its wait for the segment's end would exceed its slack.
     lost_s = [
         share
-        * min(max(0.0, _lane_time_s(arrangement, model, size, index) * least_spread - spare_s) / size for size in sizes)
-        for index, share in enumerate(reaching(running.leaving, model.exits, len(model.segments)))
+        * min(max(0.0, _lane_time_s(arrangement, model, size, index) * least_factor - spare_s) / size for size in sizes)
+        for index, share in enumerate(reaching(running.exit_shares, model.exits, len(model.segments)))
     ]
     longest = max(range(len(lost_s)), key=lambda index: model.times_at(1)[index])
     return Blocking(
@@ -168,12 +174,12 @@ def _blocking(arrangement: Arrangement, waiting: SentStream, running: SentStream
 def _lane_time_s(arrangement: Arrangement, model: HostModel, size: int, segment: int) -> float:
     """Return the least time for which a segment blocks its lane: the time to stop it, if the policy may stop it."""
     host, time_s = arrangement.host, model.times_at(size)[segment]
-    # a policy that never stops segments inherits *aborts*
+    # a policy that never stops running segments inherits the method *aborts*
     may_stop = POLICIES[arrangement.settings.policy].aborts is not Policy.aborts
     return min(time_s, host.abort_s) if may_stop and time_s >= host.abort_from_s else time_s
 
 
-def _usual_spread(model: HostModel) -> float:
+def _run_factor(model: HostModel) -> float:
     """Return the mean time of the measured runs over the sum of the segments' mean times, which is near 1."""
     if not model.spread:
         return 1.0

@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class BusySpan:
-    """A segment on a lane; times in seconds from the beginning of the stretch."""
+    """A segment on a lane; times in seconds from the beginning of the window."""
 
     lane: int
     model: int
@@ -34,12 +34,12 @@ class BusySpan:
 
 @dataclass(frozen=True, slots=True)
 class RequestMark:
-    """A request that arrived in the stretch, and whether it was late."""
+    """A request that arrived in the window, and whether it was late."""
 
     model: int
     """Index into ``BusyStretch.models``."""
     arrival_s: float
-    """Seconds from the beginning of the stretch."""
+    """Seconds from the beginning of the window."""
     late: bool
 
 
@@ -76,6 +76,7 @@ def busiest(case: Case, run: RequestRun, lanes: int) -> BusyStretch:
             lane_of[row],
             model_of[issues[row, 0]],
             int(issues[row, 2]),
+            # the programs of a model are in the order of their batch sizes, from 1 on
             int(issues[row, 3]) - case.terms[issues[row, 0]].programs + 1,
             max(0.0, float(starts_s[row]) - begins_s),
             min(length_s, float(ends_s[row]) - begins_s),
@@ -119,7 +120,7 @@ def _marks(
 ) -> tuple[RequestMark, ...]:
     """Return the requests that arrived in the window; *model_of*: stream -> index of its model."""
     marks = []
-    for stream, arrival, end, *_ in run.tally.answers:
+    for stream, arrival, end, *_ in run.tally.answers:  # times in ticks
         arrival_s = arrival * run.tick_s - begins_s
         if 0 <= arrival_s < length_s:
             late = end < 0 or end - arrival > case.terms[stream].deadline  # a dropped request has a negative end

@@ -55,12 +55,12 @@ class Arrangement:
         settings = self.settings
         options = [f"{name} {value}" for name, value in settings.policy_options.items()]
         late = [] if settings.late == "weave" else [f"late: {settings.late}"]
-        words = ", ".join([*options, *late])
+        policy_details = ", ".join([*options, *late])
         threads = f" x {settings.threads} threads" if settings.threads > 1 else ""
         lanes = f"{settings.lanes} lane{'s' * (settings.lanes > 1)}{threads}"
         division = [lanes] if settings.device is None else []
         details = ", ".join([*division, self.batching, *([self.cut] if self.cut else [])])
-        return f"{settings.policy}{f' ({words})' if words else ''}, {details}"
+        return f"{settings.policy}{f' ({policy_details})' if policy_details else ''}, {details}"
 
     @property
     def simplicity(self) -> tuple[Any, ...]:
@@ -92,7 +92,7 @@ class Arrangement:
         }
 
     def serving(self, workload: Workload) -> Workload:
-        """Return the workload with this arrangement's batch limits."""
+        """Return the workload with this arrangement's batch limits; no request waits for others of its batch."""
         streams = tuple(
             stream.model_copy(update={"max_batch": self.batches[stream.served_name], "batch_timeout_ms": 0.0})
             for stream in workload.stream
@@ -103,7 +103,7 @@ class Arrangement:
 def arrangements(request: PlanRequest, hosts: Sequence[Host]) -> list[Arrangement]:
     """Return all candidates on these hosts, in the order in which to try them."""
     grain_ms = {model.name: model.config.grain_ms for model in request.models}
-    done = {model.name: model.preparation.done for model in request.models if model.preparation}
+    done = {model.name: model.preparation.change for model in request.models if model.preparation}
     candidates = [
         Arrangement(host, _settings(request, host, policy_settings), batches, grain_ms, done=done)
         for host in hosts
@@ -159,7 +159,7 @@ def _policy_choices(request: PlanRequest, batches: Mapping[str, int]) -> Iterato
 
     With batch limits of 1, policies that wait for batches or refill batches are left out.
     """
-    late_rules = SOFT if request.deadlines == "soft" else ("weave",)
+    late_rules = SOFT if request.deadlines == "soft" else ("weave",)  # strict: late requests are given up anyway
     for policy in request_policies(request.workload):
         if max(batches.values()) == 1 and (policy == "adaptive" or POLICIES[policy].traits.refills):
             continue

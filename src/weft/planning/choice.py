@@ -6,7 +6,7 @@ by criterion. To compare loads, one simulation suffices: whether the challenger 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil
@@ -15,7 +15,8 @@ from typing import Literal, Protocol
 from weft.base.errors import InputError
 from weft.planning.bounds import CHANCE
 from weft.planning.candidates import Arrangement
-from weft.planning.deciding import ERROR
+from weft.planning.deciding import ERROR, criteria
+from weft.planning.deciding import Criterion as CriterionName
 from weft.planning.plan_request import PlanRequest
 from weft.planning.trials import OptionTrial, trial_of
 
@@ -73,8 +74,9 @@ class LoadCarried:
 
     def compare(self, trial: OptionTrial, best: OptionTrial) -> Verdict:
         if trial.sustained(best.level() + 1):
-            trial.level(start=best.level() + 1)
+            trial.level(start=best.level() + 1)  # from this load on: the search stores the level
             return -1
+        # the same load is worth a simulation only if the challenger may then win by less memory
         return 0 if trial.memory_bytes < best.memory_bytes and trial.sustained(best.level()) else 1
 
 
@@ -100,13 +102,16 @@ class ShortestWait:
         return _verdict(trial.latency, best.latency, ERROR["wait"])
 
 
-ORDERS: dict[str, tuple[Criterion, ...]] = {
-    "deadlines": (DeadlinesKept(implied=True), LoadCarried(), MemoryHeld()),
-    "load": (LoadCarried(), MemoryHeld()),
-    "memory": (DeadlinesKept(), MemoryHeld(), LoadCarried()),
-    "latency": (DeadlinesKept(), ShortestWait(), MemoryHeld()),
-}
-"""Objective -> criteria, the most important first."""
+def _criteria(request: PlanRequest) -> list[Criterion]:
+    """Return the criteria of the request's objective, in the order of ``deciding.ORDERS``."""
+    names = criteria(request.objective, request.has_rates)
+    by_name: Mapping[CriterionName, Criterion] = {
+        "missed": DeadlinesKept(implied=names[:2] == ("missed", "load")),
+        "load": LoadCarried(),
+        "memory": MemoryHeld(),
+        "wait": ShortestWait(),
+    }
+    return [by_name[name] for name in names]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +142,7 @@ def choose(
 
     memory_of: returns the bytes that an option needs.
     """
-    order = ORDERS[request.objective] if request.has_rates else _without_load(request.objective)
+    order = _criteria(request)
     best: OptionTrial | None = None
     beaten: list[OptionTrial] = []
     left_out: list[LeftOut] = []
@@ -164,12 +169,12 @@ def choose(
 
 
 def _simpler(request: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTrial]) -> Iterator[OptionTrial]:
-    """Yield options that are simpler than the best and within a load step of it, the simplest first.
+    """Yield the options of *beaten* that are simpler than the best and within a load step of it, the simplest first.
 
     Finding each may take a simulation, so the caller should take no more than it needs.
     """
     if request.objective == "latency" or not request.has_rates:
-        return
+        return  # loads are not compared
     for trial in sorted(beaten, key=lambda trial: trial.arrangement.simplicity):
         if trial.arrangement.simplicity > best.arrangement.simplicity:
             return
@@ -178,14 +183,8 @@ def _simpler(request: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTri
             yield trial
 
 
-def _without_load(objective: str) -> Sequence[Criterion]:
-    """Return the criteria for streams without rates, whose load cannot be raised: waiting times decide instead."""
-    order = ORDERS["latency" if objective in ("deadlines", "load") else objective]
-    return [criterion for criterion in order if not isinstance(criterion, LoadCarried)]
-
-
 def _rejection_text(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> str:
-    """Return why the bounds prove that a challenger cannot win; empty if they do not prove it.
+    """Return why the bounds prove that the challenger *trial* cannot win; empty if they do not prove it.
 
     The first criterion may decide; a later criterion only if no option can beat the best by any earlier criterion.
     """
@@ -199,7 +198,7 @@ def _rejection_text(order: Sequence[Criterion], trial: OptionTrial, best: Option
 
 
 def _beats(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> bool:
-    """Return whether a challenger is better by the first criterion that tells it from the best."""
+    """Return whether the challenger *trial* is better by the first criterion that tells it from the best."""
     for criterion in order:
         verdict = criterion.compare(trial, best)
         if verdict:

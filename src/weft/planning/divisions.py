@@ -1,4 +1,7 @@
-"""Divisions of the cores that need not be measured in full, since a measured division is better in every respect.
+"""Divisions of the cores into lanes that need not be measured in full, since a measured one is better in every respect.
+
+A division is a number of lanes and of threads per lane. Its *first numbers* are a short measurement of all models
+(``survey.first_numbers``), by which it is compared here with the divisions that were measured in full.
 
 If all times of a run are multiplied by a factor, it is the same run at a load that is lower by this factor, but with
 tighter deadlines. So a division whose lanes take ``MARGIN`` longer for every model, alone and together, carries at
@@ -27,19 +30,24 @@ def why_left_out(request: PlanRequest, candidate: FirstNumbers, full: Iterable[t
 
     candidate: its first numbers. full: the divisions that were measured in full, with their first numbers.
     """
-    if request.objective not in BY_LOAD or not request.has_rates or any(leaving for _, _, leaving in request.sent):
-        return ""  # early exits shorten requests by other shares than cuts for other numbers of threads
+    if (
+        request.objective not in BY_LOAD
+        or not request.has_rates
+        or any(exit_shares for _, _, exit_shares in request.sent_streams)
+    ):
+        # early exits save a share of a run that depends on its cuts, and each number of threads has other cuts
+        return ""
     for better, host in full:
         fits = request.memory_bytes is None or (host.memory_bytes or inf) <= request.memory_bytes
-        if fits and is_apart(candidate, better) and _needs_no_lane(request, candidate, better, host):
+        if fits and is_clearly_worse(candidate, better) and _needs_no_lane(request, candidate, better, host):
             return (
-                f"{candidate.answered_per_s:.0f} requests/s where {better.words} has {better.answered_per_s:.0f}, "
+                f"{candidate.answered_per_s:.0f} requests/s where {better.label} has {better.answered_per_s:.0f}, "
                 "and no model is faster; not measured further"
             )
     return ""
 
 
-def is_apart(candidate: FirstNumbers, better: FirstNumbers) -> bool:
+def is_clearly_worse(candidate: FirstNumbers, better: FirstNumbers) -> bool:
     """Return whether every model takes longer and is answered less often than with a *better* division.
 
     Times that may be too long, because other processes ran, are taken as short as they may be. A single request has the
@@ -69,5 +77,6 @@ def _needs_no_lane(request: PlanRequest, candidate: FirstNumbers, better: FirstN
         return True
     segment_s = max(max(model.times_at(1)) * model.tail for model in host.models.values())
     return all(
-        times_alone(host, sent.name).quantile_s(0.99) + segment_s <= sent.stream.deadline_s for sent in request.sent
+        times_alone(host, sent.name).quantile_s(0.99) + segment_s <= sent.stream.deadline_s
+        for sent in request.sent_streams
     )

@@ -60,13 +60,16 @@ def exit_names(path: Path, config: ModelConfig) -> tuple[str, ...]:
     return tuple(config.exits)
 
 
-def with_leaving(workload: Workload, served: Mapping[str, ServedFile]) -> Workload:
-    """Return the workload with the exit settings of its models; WorkloadError if ``exit_rates`` do not fit them."""
+def with_exit_settings(workload: Workload, served: Mapping[str, ServedFile]) -> Workload:
+    """Return the workload with the exit settings of its models; WorkloadError if ``exit_rates`` do not fit them.
+
+    served: model -> its file.
+    """
     exit_keys = [_exit_keys(stream, served[stream.served_name]) for stream in workload.stream]
     if any(exit_keys):
         raw = workload.model_dump(exclude_unset=True)
         streams = [{**row, **keys} for row, keys in zip(raw["stream"], exit_keys, strict=True)]
-        workload = parse_workload({**raw, "stream": streams}, "the settings of its models")
+        workload = parse_workload({**raw, "stream": streams}, where="the settings of its models")
     for index, stream in enumerate(workload.stream):
         if stream.leaves:
             # raises WorkloadError if the number of shares differs
@@ -78,12 +81,13 @@ def _exit_keys(stream: Stream, file: ServedFile) -> dict[str, Any]:
     """Return the keys of a stream that follow from its model's settings: the exit record and the thresholds."""
     config = file.config
     path = file.path.parent.absolute() / str(config.exit_record)
+    # what the stream states itself takes precedence over the record of its model
     record = {} if stream.leaves or config.exit_record is None else {"exit_record": str(path)}
     if not record and stream.exit_record is None:
         return {}
     floor = {} if config.exit_floor is None else {"exit_floor": config.exit_floor}
     is_set = "exit_threshold" in config.model_fields_set
-    threshold = {"exit_threshold": min(1.0, config.exit_threshold)} if is_set else {}
+    threshold = {"exit_threshold": min(1.0, config.exit_threshold)} if is_set else {}  # streams allow at most 1
     return {**record, **threshold, **floor}
 
 

@@ -2,7 +2,8 @@
 
 A choice among many candidates by short runs favours candidates with lucky runs. So the best few are compared again, all
 with the same fresh sets of requests (``deciding``). A plan reports the results of the first set for every finalist.
-Policies with equal results, at the asked load and at the largest load, are reported as one finalist.
+Policies with equal results, at the asked load and at the largest load, are reported as one finalist. *helpers*: the
+processes that simulate in parallel with this one.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def finals(
 ) -> Ranking:
     """Simulate and rank the first ``FINALISTS`` trials with different results; *trials*: the best first.
 
-    progress: called with a label, the runs done and their number. helpers: processes for parallel runs.
+    progress: called with a label, the runs done and their number.
     """
     helpers = helpers or Helpers()
     on_progress = progress or (lambda label, done, of: None)
@@ -143,7 +144,7 @@ def finals(
             continue
         finalists.append(entrant)
         if request.has_rates:
-            start = loads[0].result() if loads else None
+            start = loads[0].result() if loads else None  # the first result is where the other searches begin
             loads.append(helpers.begin(_largest_load, entrant.trial, entrant.at_best, trials[0].factor, start, USUAL))
         if len(finalists) == FINALISTS:
             break
@@ -169,6 +170,7 @@ def _predict_finalists(
 
     begun = [begin(trial) for trial in entrants[:FINALISTS]]
     for number, trial in enumerate(entrants):
+        # the first half of the progress; the searches of the largest loads are the second
         on_progress(trial.arrangement.label, min(number, FINALISTS - 1), 2 * FINALISTS)
         reports, at_best = (begun[number] if number < len(begun) else begin(trial)).result()
         yield Finalist(trial, reports, at_best=at_best)
@@ -180,7 +182,7 @@ def _add_largest_loads(
     """Yield the finalists with their largest loads; *loads* is empty if no stream has a rate."""
     for number, (finalist, load) in enumerate(zip_longest(finalists, loads)):
         on_progress(finalist.trial.arrangement.label, FINALISTS + number, 2 * FINALISTS)
-        factor = load.result() if load else None
+        factor = load.result() if load else None  # None: no load found; that of the short runs stays
         yield replace(finalist, factors=(finalist.trial.factor if factor is None else factor,) if load else ())
 
 
@@ -268,10 +270,11 @@ def _largest_load(
             return kept_at_best
         return kept_at(request, arrangement, best_load * FINE**step, length, seed=seed)[0]
 
+    # Loads are steps of FINE from *best_load*; the bound rules out steps above *most*.
     most = floor(log(trial.bound.factor * SLACK / best_load) / log(FINE)) if trial.bound.factor < inf else WIDEST
     least = -WIDEST
     first_step = round(log(start / best_load) / log(FINE)) if start else 0
-    step = largest_step(sustained, least, max(least, min(WIDEST, most)) + 1, first_step, 1 if start else 2)
+    step = largest_step(sustained, least, max(least, min(WIDEST, most)) + 1, first_step, stride=1 if start else 2)
     return float(best_load * FINE**step) if step > least else None
 
 
@@ -285,7 +288,7 @@ def _load_near(trial: OptionTrial, start: float, number: int, length: RunLength)
     def sustained(step: int) -> bool:
         return kept_at(trial.request, trial.arrangement, start * FINE**step, length, seed=seed)[0]
 
-    step = largest_step(sustained, -WIDEST, WIDEST, 0, 1)
+    step = largest_step(sustained, -WIDEST, WIDEST, start=0, stride=1)
     return start * FINE**step if step > -WIDEST else 0.0
 
 

@@ -120,7 +120,7 @@ def write_plan(
     host: the measured machine on which the prediction is based. report: the text of an HTML page.
     Server settings that the user added to the older plan, such as the address, are kept.
     """
-    ServerConfig(**plan.settings.model_dump())
+    ServerConfig(**plan.settings.model_dump())  # raises an error for settings that no server accepts
     target = Path(folder)
     user_settings = _settings_added(target)
     with replacing_folder(target, PlanError) as fresh:
@@ -173,7 +173,7 @@ def strangers(folder: Path, plan: Plan) -> list[str]:
 
 
 def _write_model(model: PlannedModel, served: ModelToServe, fresh: Path, older: Path) -> None:
-    """Write a model and its settings into the folder *fresh*; *older*: the folder of the plan that it replaces."""
+    """Write the file *served* and its settings into the folder *fresh*; *older*: the folder of the replaced plan."""
     for relative_path, file in _model_files(model.name, served).items():
         _link_or_copy(file, fresh / relative_path, older / relative_path, model.digests.get(relative_path, ""))
     settings = served.config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
@@ -200,16 +200,17 @@ def _link_or_copy(file: Path, target: Path, older: Path, digest: str) -> None:
 
 
 def _with_copied_files(workload: Workload, fresh: Path) -> dict[str, Any]:
-    """Return the content of the workload's file, with models by their served names; copy the files that it names."""
+    """Return the content of the workload's file, with models by served names; copy files that it names to *fresh*."""
     raw = workload.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={"folder", "device"})
     for index, stream in enumerate(workload.stream):
         row = raw["stream"][index]
         row["model"] = stream.served_name
-        row.pop("profiles", None)
+        row.pop("profiles", None)  # of simulated devices; the model replaces them
         for key in _BESIDE_THE_WORKLOAD:
             if file_name := getattr(stream, key):
                 relative_path = f"{DATA}/{index}-{Path(file_name).name}"
-                _link_or_copy(Path(workload.folder) / file_name, fresh / relative_path, fresh / relative_path, "")
+                target = fresh / relative_path
+                _link_or_copy(Path(workload.folder) / file_name, target, older=target, digest="")  # always a copy
                 row[key] = relative_path
     return raw
 
@@ -223,7 +224,7 @@ def _check_served(folder: Path, workload: Workload) -> None:
     for stream in workload.stream:
         if stream.served_name not in names:
             raise PlanError(f"a planned stream has no model: {unknown_name('model', stream.served_name, names)}")
-    read_workload(folder / WORKLOAD_FILE)
+    read_workload(folder / WORKLOAD_FILE)  # raises an error if clients could not read it
 
 
 def plan_settings(folder: str | Path, *, unchecked: bool = False) -> ServerConfig:

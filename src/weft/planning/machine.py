@@ -73,7 +73,7 @@ def plan_target(devices: Sequence[str | Host], workload: Workload) -> PlanTarget
         return PlanTarget(None, ())
     first = requested[0]
     if len(requested) == 1 and isinstance(first, str) and is_device(first):
-        device_kind(first).check(first)
+        device_kind(first).check(first)  # raises an error if it cannot be used
         return PlanTarget(first, ())
     hosts = tuple(device if isinstance(device, Host) else _read(device) for device in requested)
     device = next((host.name for host in hosts if is_device(host.name)), None)

@@ -1,6 +1,7 @@
 """Measure models on this machine for every number of lanes and threads that its cores allow, or on its GPU.
 
-Divisions with many threads per lane come first. Others are measured in full only if they may be better (``divisions``).
+Every such division is measured shortly first (its *first numbers*), those with many threads per lane before others. It
+is measured in full only if it may then still be better than the divisions measured so far (``divisions``).
 Measurements are cached on disk under the digest of everything that they depend on. Each is written as soon as it is
 complete, so an interrupted run continues where it stopped.
 """
@@ -57,11 +58,10 @@ class LaneShape(NamedTuple):
 
 
 class LeftOutShape(NamedTuple):
-    """A division that was not measured in full."""
+    """A division that was not measured in full, with its name in messages and the reason."""
 
     shape: LaneShape
-    words: str
-    """The division, in words."""
+    label: str
     why: str
 
 
@@ -127,14 +127,15 @@ def measured_hosts(
     hosts = {shape: host for shape, (_, host) in cached.items() if host is not None}
 
     def why(first: FirstNumbers) -> str:
+        """Return why a division with these first numbers is not measured in full; empty if it is."""
         return why_left_out(request, first, [(firsts[shape], host) for shape, host in hosts.items() if shape in firsts])
 
     missing = [shape for shape in shapes if shape not in hosts and not (shape in firsts and why(firsts[shape]))]
     if missing:
         for folder in (cache / MEASURED, cache / CUT):
             _make_folder(folder)
-        with TemporaryDirectory() as staged:
-            stage(files_to_serve(request.models), Path(staged))
+        with TemporaryDirectory() as repository:
+            make_repository(files_to_serve(request.models), Path(repository))
             subjects = [Subject(_source(model), model.shapes, model.config.values) for model in request.models]
             # All numbers of lanes with one number of threads are measured in one survey; most threads first.
             groups = sorted({shape.threads for shape in missing}, reverse=True)
@@ -146,7 +147,7 @@ def measured_hosts(
                     threads=threads,
                     seconds=seconds,
                     cache=cache / CUT,
-                    repository=Path(staged),
+                    repository=Path(repository),
                     isolation=request.isolation,
                     progress=_part_of_progress(progress, number, len(groups), threads),
                     left_out=lambda first: bool(why(first)),
@@ -159,12 +160,12 @@ def measured_hosts(
     left_out = [shape for shape in shapes if shape not in hosts]
     return MeasuredMachine(
         [hosts[shape] for shape in shapes if shape in hosts],
-        tuple(LeftOutShape(shape, firsts[shape].words, why(firsts[shape])) for shape in left_out),
+        tuple(LeftOutShape(shape, firsts[shape].label, why(firsts[shape])) for shape in left_out),
     )
 
 
 class _CacheFiles:
-    """The files of one measurement in the cache: its first numbers, and the host if all of it was measured."""
+    """The cache files of one division: its first numbers, and the host if it was measured in full."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._first, self._host = folder / f"{key}.first.json", folder / f"{key}.json"
@@ -174,9 +175,10 @@ class _CacheFiles:
         return _unless_damaged(read_first_numbers, self._first), _unless_damaged(read_host, self._host)
 
     def write(self, first: FirstNumbers, host: Host | None) -> None:
+        """Write both files; *host*: None if, by the first numbers, the division was not measured in full."""
         write_first_numbers(first, self._first)
         if host is None:
-            self._host.unlink(missing_ok=True)  # of an earlier measurement
+            self._host.unlink(missing_ok=True)  # left by an earlier measurement
         else:
             write_host(host, self._host)
 
@@ -198,7 +200,7 @@ def measurement_key(
 ) -> str:
     """Return the digest of everything that a measurement depends on."""
     parts: list[Any] = [_FORMAT, these_versions(), processor_here(), usable_cores(), *shape, seconds]
-    parts += [] if isolation == THREADS else [isolation]
+    parts += [] if isolation == THREADS else [isolation]  # defaults are not part of the key
     parts += [] if device is None else [device, device_called(device)]
     for model in models:
         files = (model.path, *external_files(model.path))
@@ -208,11 +210,12 @@ def measurement_key(
 
 
 def _source(model: RequestedModel) -> str:
-    """Return the name of a model's source in a survey; models in one stitched file are measured once."""
+    """Return ``Subject.source`` of a model; models in one stitched file have the same file, which is measured once."""
     return f"{model.body}.onnx/{model.name}" if model.body else model.name
 
 
 def _make_folder(folder: Path) -> None:
+    """Make a folder of the cache; InputError that names the cache if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -220,14 +223,14 @@ def _make_folder(folder: Path) -> None:
 
 
 def _part_of_progress(progress: Progress | None, number: int, of: int, threads: int) -> Progress | None:
-    """Return a callback for measurement *number* of *of* that reports the progress of all measurements."""
+    """Return a callback for survey *number* of *of*, with *threads* per lane, that reports the progress of all."""
     if progress is None:
         return None
-    words = f", {threads} threads" if threads > 1 else ""
-    return lambda what, done, steps: progress(what + words, number * steps + min(done, steps), of * steps)
+    suffix = f", {threads} threads" if threads > 1 else ""
+    return lambda what, done, steps: progress(what + suffix, number * steps + min(done, steps), of * steps)
 
 
-def stage(models: Mapping[str, ModelToServe], folder: Path) -> None:
+def make_repository(models: Mapping[str, ModelToServe], folder: Path) -> None:
     """Make *folder* a repository of these models, by name, with hard links to their files where possible."""
     for name, model in models.items():
         home = folder / name / "1"
@@ -235,11 +238,13 @@ def stage(models: Mapping[str, ModelToServe], folder: Path) -> None:
         for file in external_files(model.path):
             _link_or_copy(file, home / file.relative_to(model.path.parent))
         settings = model.config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        # without the settings that name files which a measurement does not need
         settings = {key: value for key, value in settings.items() if key not in ("labels", "exit_record")}
         write_text(folder / name / SETTINGS_FILE, as_toml(settings))
 
 
 def _link_or_copy(file: Path, target: Path) -> None:
+    """Make *target* a hard link to *file*, or a copy where the file system has no links."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(os.path.realpath(file), target)  # no symbolic link: repositories do not follow links to other folders

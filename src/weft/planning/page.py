@@ -44,6 +44,7 @@ def _model(model: PlannedModel) -> dict[str, Any]:
 
 
 def _option(option: PlanOption) -> dict[str, Any]:
+    """Return the figures of a simulated option."""
     predicted = option.predicted
     assert predicted is not None
     return {
@@ -64,7 +65,7 @@ def _by_stream(predicted: Prediction, key: str) -> list[float | None]:
 
 
 def _stretch(stretch: BusyStretch) -> dict[str, Any]:
-    """Return the busiest second by columns; times in microseconds."""
+    """Return the busiest second as lists; times in microseconds."""
     return {
         "begins_s": stretch.begins_s,
         "length": round(stretch.length_s * 1e6),

@@ -132,6 +132,7 @@ class PlanSettings(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _check_device(self) -> PlanSettings:
+        """Raise ValueError unless a plan for cores has lanes, and a plan for a GPU has no ``OF_CORES``."""
         if self.device is None and "lanes" not in self.model_fields_set:
             raise ValueError("lanes is missing")
         for key in OF_CORES:
@@ -249,6 +250,7 @@ class Plan(Shown, BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
+        """Raise ValueError if two models have the same name or file."""
         for kind, values in (
             ("name", [model.name for model in self.models]),
             ("file", [file for model in self.models for file in model.digests]),
@@ -259,6 +261,7 @@ class Plan(Shown, BaseModel, extra="forbid", frozen=True):
 
 
 def _first_repeated(values: Iterable[str]) -> str | None:
+    """Return the first value that occurred before; None if all differ."""
     seen: set[str] = set()
     for value in values:
         if value in seen:
@@ -275,6 +278,7 @@ def read_plan(path: str | Path) -> Plan:
 
 def parse_plan(raw: Any, where: str) -> Plan:
     """Parse the content of ``plan.json``; *where* names the file in error messages."""
+    # other files of weft have a format 1, too, but no "predicted"
     if not isinstance(raw, dict) or raw.get("format") != 1 or "predicted" not in raw:
         raise PlanError(f"{where}: not a plan of format 1; weft plan -o FOLDER writes one")
     try:

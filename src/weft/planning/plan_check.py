@@ -86,6 +86,7 @@ def _settings_changes(folder: Path, plan: Plan) -> list[str]:
     except InputError as error:
         return [str(error)]
     planned = plan.settings.model_dump(mode="json")
+    # keys without a value are not written to the file
     compared = {key: value for key, value in planned.items() if value or key in present}
     changes = _differences(SETTINGS_FILE, compared, present)
     return changes + [sentence for model in plan.models for sentence in _model_settings_changes(folder, model)]
@@ -105,7 +106,7 @@ def _model_settings_changes(folder: Path, model: PlannedModel) -> list[str]:
 def _differences(where: str, planned: dict[str, Any], present: dict[str, Any]) -> list[str]:
     """Return a sentence for each planned setting that differs from the *present* one in the file *where*."""
     return [
-        f"{where}: {key} = {_shown(present.get(key))}, planned was {_shown(value)}"
+        f"{where}: {key} = {_shown(present.get(key))}, the plan has {_shown(value)}"
         for key, value in planned.items()
         if present.get(key) != value
     ]
@@ -131,16 +132,17 @@ def _machine_changes(plan: Plan, here: PlanMachine) -> list[str]:
     """Return the differences between this machine and the plan's machine that matter to the plan."""
     planned, changes = plan.machine, []
     if planned.processor and here.processor != planned.processor:
-        changes.append(f"the processor is {here.processor}, planned was on {planned.processor}")
+        changes.append(f"the processor is {here.processor}, the plan was made on {planned.processor}")
     if planned.gpu and here.gpu != planned.gpu:
-        changes.append(f"{plan.settings.device} is {here.gpu or 'not here'}, planned was on {planned.gpu}")
+        changes.append(f"{plan.settings.device} is {here.gpu or 'not here'}, the plan was made for {planned.gpu}")
     cores = plan.budget.cores
+    # with a budget, fewer cores than that matter; without one, another number of cores
     if here.cores < cores if cores else here.cores != planned.cores:
-        changes.append(f"the number of cores is {here.cores}, planned was with {cores or planned.cores}")
+        changes.append(f"the number of cores is {here.cores}, the plan was made for {cores or planned.cores}")
     budget = plan.budget.memory_bytes
     if here.memory_bytes and planned.memory_bytes and _memory_differs(budget, planned.memory_bytes, here.memory_bytes):
         mib = (budget or planned.memory_bytes) >> 20
-        changes.append(f"there are {here.memory_bytes >> 20} MiB of memory, planned was with {mib}")
+        changes.append(f"there are {here.memory_bytes >> 20} MiB of memory, the plan was made for {mib}")
     return changes
 
 
@@ -154,7 +156,7 @@ def _memory_differs(budget: int | None, planned: int, here: int) -> bool:
 def _version_changes(plan: Plan, here: dict[str, str]) -> list[str]:
     """Return the differences between the present versions of weft, Python and ONNX Runtime and the plan's."""
     return [
-        f"{name} is {here.get(name, 'not known')}, planned was with {number}"
+        f"{name} is {here.get(name, 'not known')}, the plan was made with {number}"
         for name, number in plan.versions.items()
         if here.get(name) != number
     ]

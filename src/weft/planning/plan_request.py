@@ -1,6 +1,7 @@
 """The request for a plan: models, their streams, the cores and memory that may be used, and the objective.
 
-Everything that can be checked before a measurement is checked here; each error message says what to add.
+Everything that can be checked before a measurement is checked here; each error message says what to add. *scratch* is
+the folder to which models that have no file yet, such as those of the zoo, are written.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from weft.load.payload import read_samples
 from weft.models.packaged import PACKAGED
 from weft.models.stitched_files import file_and_task
 from weft.models.zoo import ZOO
-from weft.planning.early_exits import ServedFile, exit_settings, soonest_rates, with_leaving
+from weft.planning.early_exits import ServedFile, exit_settings, soonest_rates, with_exit_settings
 from weft.runtime.cutting import DEVICE_GRAIN_S
 from weft.runtime.external import external_files
 from weft.runtime.model_signature import read_dimensions, read_inputs, read_operators
@@ -48,11 +49,10 @@ LIMIT = 0.01
 class PreparedModelFile:
     """A change of a model's file before it is measured and served, such as quantization."""
 
-    of: Path
-    """The original file."""
-    done: str
-    """The change in words."""
-    alike: float | None
+    original: Path
+    change: str
+    """A description of the change."""
+    same_answers: float | None
     """The share of samples with the same answer as before; None where that is not known."""
 
 
@@ -71,8 +71,8 @@ class RequestedModel:
     """The name of its stitched file; empty for a model with a file of its own."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Input -> shape of a request's tensor, for inputs with open shapes in the file."""
-    stated: Mapping[str, Any] = field(default_factory=dict)
-    """Setting -> value, for the settings of segments and exits in the model's streams."""
+    stream_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Setting -> value: the settings of segments and exits that the model's streams state."""
     preparation: PreparedModelFile | None = None
     """How its file was changed; None: it is served as given."""
 
@@ -93,7 +93,7 @@ class SentStream(NamedTuple):
     stream: Stream
     rate: float
     """Requests per second; 0 for closed streams and traces."""
-    leaving: tuple[float, ...]
+    exit_shares: tuple[float, ...]
     """The share of requests that leaves at each exit at the lowest threshold; empty if all requests run to the end."""
 
     @property
@@ -135,10 +135,10 @@ class PlanRequest:
         return sum(rate or 0.0 for rate in self.workload.rates)
 
     @property
-    def sent(self) -> tuple[SentStream, ...]:
+    def sent_streams(self) -> tuple[SentStream, ...]:
         """The streams with their rates and early exits."""
-        leaving = self.soonest or ((),) * len(self.workload.stream)
-        return tuple(map(SentStream, self.workload.stream, (rate or 0.0 for rate in self.workload.rates), leaving))
+        exit_shares = self.soonest or ((),) * len(self.workload.stream)
+        return tuple(map(SentStream, self.workload.stream, (rate or 0.0 for rate in self.workload.rates), exit_shares))
 
     @property
     def has_rates(self) -> bool:
@@ -158,15 +158,15 @@ def ask(
     isolation: str = THREADS,
     device: str | None = None,
 ) -> PlanRequest:
-    """Check a request and find its models; models that have no file yet are written to the folder *scratch*."""
+    """Check a request and find its models; the other arguments: as the fields of ``PlanRequest``."""
     machine_cores = usable_cores()
     _check_known("objective", objective, OBJECTIVES)
     _check_known("kind of deadlines", deadlines, DEADLINES)
-    ServerConfig(isolation=isolation, device=device)
+    ServerConfig(isolation=isolation, device=device)  # raises an error for unknown values
     if device is not None and cores is not None:
         raise InputError(f"cores = {cores}: {device} has one lane, for which no cores are divided; leave it out")
     if cores is not None and not 1 <= cores <= machine_cores:
-        raise InputError(f"cores = {cores}: this machine has {machine_cores} for us; ask for 1 to {machine_cores}")
+        raise InputError(f"cores = {cores}: this machine has {machine_cores} for weft; ask for 1 to {machine_cores}")
     if not 0 < limit < 1:
         raise InputError(f"limit = {limit:g} must lie between 0 and 1, as 0.01 for one deadline in a hundred")
     for stream in workload.stream:
@@ -175,7 +175,7 @@ def ask(
     if device is not None:
         models = tuple(map(_with_gpu_grain, models))
     _check_memory(models, memory_bytes)
-    sent_workload = with_leaving(
+    sent_workload = with_exit_settings(
         _with_inputs(workload, models), {model.name: ServedFile(model.path, model.config) for model in models}
     )
     return PlanRequest(
@@ -232,7 +232,7 @@ def _models(workload: Workload, scratch: Path) -> tuple[RequestedModel, ...]:
             raise ModelError(f"{earlier.source} and {model.source} are both called {model.name}; rename one file")
         if earlier.shapes != model.shapes:
             raise WorkloadError(f"{model.source}: its streams send different shapes; plan for one of them")
-        if earlier.stated != model.stated:
+        if earlier.stream_settings != model.stream_settings:
             raise WorkloadError(
                 f"{model.source}: its streams state different exits, thresholds or grain; state the same in each"
             )
@@ -242,7 +242,7 @@ def _models(workload: Workload, scratch: Path) -> tuple[RequestedModel, ...]:
 def _model(stream: Stream, workload: Workload, scratch: Path) -> RequestedModel:
     """Return the model of a stream, with settings and shapes from its file, its settings and the stream."""
     entry = _entry(stream, workload, scratch)
-    names = _request_names(entry)
+    names = _request_names(entry)  # by the names in the graph
     inputs = [spec._replace(name=names[spec.name]) for spec in read_inputs(entry.path) if spec.name in names]
     dimensions = {names[inner]: sizes for inner, sizes in read_dimensions(entry.path).items() if inner in names}
     shapes = _shapes(stream, workload, inputs, dimensions, _configured_shapes(entry, names))
@@ -251,8 +251,8 @@ def _model(stream: Stream, workload: Workload, scratch: Path) -> RequestedModel:
             raise WorkloadError(f"{stream.model}: {unknown_name('input', name, dimensions)}")
     graph_shapes = {inner: list(shapes[name]) for inner, name in names.items() if name in shapes}
     # Sizes of axes are resolved in *shapes*, so only inputs are kept; a stitched file has other models' inputs, too.
-    others = {name: shape for name, shape in entry.config.shapes.items() if entry.body or name in names}
-    inputs_config = {"shapes": {**others, **graph_shapes}, "values": {**entry.config.values, **stream.values}}
+    other_shapes = {name: shape for name, shape in entry.config.shapes.items() if entry.body or name in names}
+    inputs_config = {"shapes": {**other_shapes, **graph_shapes}, "values": {**entry.config.values, **stream.values}}
     stated = exit_settings(stream, entry.path, entry.config)
     stated |= {} if stream.grain_ms is None else {"grain_ms": stream.grain_ms}
     changes = {key: value for key, value in {**inputs_config, **stated}.items() if value}

@@ -61,9 +61,9 @@ def figure(plan: Plan) -> Figure:
         for stream in streams
         if stream.deadline_ms is not None
     ]
-    words = ["not looked for" if load is None else f"{load:.2f}" for load in loads]
+    load_texts = ["not looked for" if load is None else f"{load:.2f}" for load in loads]
     title = "largest load that keeps its deadlines, times the asked one"
-    bars = Bars(labels, {title: [load or 0.0 for load in loads]}, {title: PALETTE[0]}, flat=True, words=words)
+    bars = Bars(labels, {title: [load or 0.0 for load in loads]}, {title: PALETTE[0]}, flat=True, words=load_texts)
     panels = [
         Panel(
             [Bars(labels, times_ms, colours, flat=True), *deadlines],
@@ -72,6 +72,7 @@ def figure(plan: Plan) -> Figure:
         ),
         Panel([bars, ReferenceLine(1, colour=LIMIT, dash="-", upright=True)], x=Axis(label=title), grid=""),
     ]
+    # in inches: higher for more bars
     size = (11.0, 1.8 + 0.45 * len(labels) * max(1, len(times_ms) / 2))
     return draw(_title(plan), panels, size=size, columns=2, share_y=True)
 
@@ -87,6 +88,7 @@ def _title(plan: Plan) -> str:
 
 
 def _cells(option: PlanOption, predicted: Prediction) -> tuple[str, ...]:
+    """The cells of an option, in the order of ``COLUMNS``."""
     return (
         option.label,
         " / ".join(number(stream.p50_ms, 1) for stream in predicted.streams),

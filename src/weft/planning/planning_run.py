@@ -56,6 +56,7 @@ class MadePlan:
 
     plan: Plan
     asked: PlanRequest
+    """What was asked for: workload, limits and objective."""
     host: Host
     """The machine as measured with the lanes and threads of the plan, or its GPU."""
     models: dict[str, ModelToServe]
@@ -103,6 +104,8 @@ def make_plan(
     """Measure the models on this machine or its GPU, and choose the best arrangement for a workload.
 
     workload: the models with the rates and deadlines of their requests (docs/formats.md).
+    objective, deadlines: of ``plan_request.OBJECTIVES`` and ``DEADLINES``. limit: the share of deadlines that
+    may be missed. seconds: duration of the measurement of all models together.
     cores, memory_bytes: limits; by default all of the machine. devices: a device to plan for, such as a GPU, which a
     workload may name as well; or measured machines, or files of them (``weft profile --device host -o``), instead of
     measuring. isolation: where models run, in threads of the server or in worker processes. int8: whether models that
@@ -165,7 +168,7 @@ def measured_for(
     fresh: bool = False,
     **asking: Any,
 ) -> tuple[PlanRequest, MeasuredMachine]:
-    """Check the request and measure its models; *asking*: further arguments of ``ask``."""
+    """Check the request and measure its models, as ``make_plan`` does; *asking*: further arguments of ``ask``."""
     cache_folder = default_cache() if cache is None else Path(cache)
     target = plan_target(devices, workload)
     request = ask(workload, cache_folder / CUT, device=target.device, **asking)
@@ -174,14 +177,14 @@ def measured_for(
     measured = _measured(request, target, cache_folder, seconds, notify, fresh)
     check_exits(request, measured.hosts)
     check_deadlines(request, measured.hosts)
-    remarks = (f"{division.words} was left out: {division.why}." for division in measured.left_out)
+    remarks = (f"{division.label} was left out: {division.why}." for division in measured.left_out)
     return replace(request, remarks=(*request.remarks, *remarks)), measured
 
 
 def _measured(
     request: PlanRequest, target: PlanTarget, cache: Path, seconds: float, notify: OnProgress, fresh: bool
 ) -> MeasuredMachine:
-    """Return the machine by measurements that the target brings, or else by the cache or new measurements."""
+    """Return the machine as measured: in the files of the target, else in the cache, else now; *fresh*: always now."""
     if not target.measured:
         return measured_hosts(
             request,
@@ -211,13 +214,13 @@ def _measured(
 
 def check_exits(request: PlanRequest, hosts: Sequence[Host]) -> None:
     """Raise WorkloadError if a stream states shares for other exits than were measured."""
-    for stream, _, leaving in request.sent:
+    for stream, _, exit_shares in request.sent_streams:
         for host in hosts:
             early = len(host.model(stream.served_name).exits)
-            if leaving and len(leaving) != early + 1:
+            if exit_shares and len(exit_shares) != early + 1:
                 raise WorkloadError(
-                    f"{stream.model}: {len(leaving) - 1} early exits are told of, and it was measured with {early}; "
-                    "measure it as it is served, or leave out exit_rates and exit_record"
+                    f"{stream.model}: {len(exit_shares) - 1} early exits are stated, and it was measured with "
+                    f"{early}; measure it as it is served, or leave out exit_rates and exit_record"
                 )
 
 
@@ -226,12 +229,13 @@ def check_deadlines(request: PlanRequest, hosts: Sequence[Host]) -> None:
 
     A strict deadline is compared with the time without early exits, as in the server's admission.
     """
-    for stream, _, leaving in request.sent:
-        rates = () if request.deadlines == "strict" else leaving
+    for stream, _, exit_shares in request.sent_streams:
+        rates = () if request.deadlines == "strict" else exit_shares
         fastest = min(
             (times_alone(host, stream.served_name, rates) for host in hosts), key=lambda alone: alone.middle_s
         )
         if fastest.middle_s > stream.deadline_s:
+            # suggests 20 % more than the p99 alone, in milliseconds
             raise WorkloadError(
                 f"{stream.model}: a deadline of {stream.deadline_s * 1e3:g} ms is shorter than the fastest possible, "
                 f"{fastest.middle_s * 1e3:.3g} ms with nothing else running; plan with "
@@ -311,7 +315,7 @@ def _left_out(arrangement: Arrangement, why: str) -> PlanOption:
 def _not_measured(request: PlanRequest, division: LeftOutShape) -> PlanOption:
     """Return all options of a division as one, whose policy is the default because none was tried."""
     settings = PlanSettings(lanes=division.shape.lanes, threads=division.shape.threads, isolation=request.isolation)
-    return PlanOption(label=division.words, settings=settings, left_out=division.why)
+    return PlanOption(label=division.label, settings=settings, left_out=division.why)
 
 
 def _not_finalist_text(trial: OptionTrial) -> str:
@@ -337,13 +341,13 @@ def _plan_model(request: PlanRequest, home: str, file: ModelToServe, host: Host)
     """Describe a model file in the plan. *home*: its folder in the repository; all models in a file are cut alike."""
     first = next(model for model in request.models if model.home == home)
     preparation = first.preparation
-    same_answers = None if preparation is None else preparation.alike
+    same_answers = None if preparation is None else preparation.same_answers
     return planned_model(
         home,
         file,
-        sources=source_digests(preparation.of if preparation else first.path),
+        sources=source_digests(preparation.original if preparation else first.path),
         segments=len(host.model(first.name).segments),
-        done=preparation.done if preparation else stitched_from(request.models, home),
+        done=preparation.change if preparation else stitched_from(request.models, home),
         accuracy=same_answers,
         accuracy_as_given=None if same_answers is None else 1.0,
     )

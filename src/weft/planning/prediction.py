@@ -70,7 +70,7 @@ def stream_predictions(workload: Workload, report: RequestReport) -> tuple[Strea
 def _set_batches(plan: Plan, workload: Workload) -> Workload:
     """Return the workload with the plan's batch limits."""
     limits = {model.name: (model.max_batch, model.batch_timeout_ms) for model in plan.models}
-    if plan.options:
+    if plan.options:  # the chosen one has the names in requests, also of models in stitched files
         limits |= {name: (model.max_batch, model.batch_timeout_ms) for name, model in plan.options[0].models.items()}
     streams = []
     for stream in workload.stream:
@@ -182,16 +182,19 @@ def _pairs(plan: Plan, result: LoadResult) -> Iterator[tuple[StreamPrediction, S
 
 
 def _remarks(plan: Plan, result: LoadResult, pairs: list[tuple[StreamPrediction, StreamLoad]]) -> Iterator[str]:
-    """Yield the differences between a plan and a run: streams, deadlines, rates, use of exits and settings."""
+    """Yield the differences between a plan and a run: streams, deadlines, rates, use of exits and settings.
+
+    pairs: the prediction and the measurement of each stream.
+    """
     if len(pairs) < max(len(result.streams), len(plan.predicted.streams)):
         yield "not all streams that were sent were predicted, or the other way round"
     if result.deadlines != plan.deadlines:
-        yield f"the deadlines were {result.deadlines}, predicted was of {plan.deadlines} ones"
+        yield f"the run had {result.deadlines} deadlines, the prediction assumed {plan.deadlines} ones"
     rates = dict(zip(result.streams, result.workload.rates, strict=True))
     for predicted, load in pairs:
         rate = rates[load]
         if rate and predicted.rate and abs(rate - predicted.rate) > SAME_RATE * predicted.rate:
-            yield f"{predicted.model} was sent {rate:g} times a second, predicted was of {predicted.rate:g}"
+            yield f"{predicted.model} was sent {rate:g} requests/s, the prediction assumed {predicted.rate:g}"
     for predicted, load in pairs:
         yield from _exit_remarks(predicted, load)
     yield from _setting_remarks(plan, result.profile)
@@ -205,8 +208,8 @@ def _exit_remarks(predicted: StreamPrediction, load: StreamLoad) -> Iterator[str
     if max(abs(share - rate) for share, rate in zip(shares, planned, strict=True)) > SAME_EXITS:
         measured_text, planned_text = (" / ".join(f"{share:.0%}" for share in group) for group in (shares, planned))
         yield (
-            f"{measured_text} of {predicted.model} left by its exits, predicted was {planned_text}; send samples that "
-            "leave as planned"
+            f"{measured_text} of {predicted.model} left by its exits, the prediction assumed {planned_text}; send "
+            "samples that leave as planned"
         )
 
 
@@ -218,7 +221,7 @@ def _setting_remarks(plan: Plan, profile: Any) -> Iterator[str]:
     planned = plan.settings.model_dump()
     for key in _REPORTED_SETTINGS:
         if key in planned and profile.get(key) != planned[key]:
-            yield f"the server has {key} = {profile.get(key)}, planned was {planned[key]}"
+            yield f"the server has {key} = {profile.get(key)}, the plan has {planned[key]}"
 
 
 def _predicted_figures(stream: StreamPrediction) -> MeasuredFigures:

@@ -99,6 +99,7 @@ class Helpers:
         self.close()
 
     def _start(self) -> None:
+        """Start a child, and a thread that passes calls to it."""
         child = ChildProcess(answer_calls, stderr=DEVNULL)
         thread = Thread(target=self._feed, args=(child,), daemon=True)
         self._children.append((child, thread))

@@ -1,6 +1,7 @@
 """The reasons of a plan in sentences: why an option won, what limits its load, and what would raise that limit.
 
-Models that share weights are searched for here, so that a plan can say where stitching may pay.
+Models that share weights are searched for here, so that a plan can say where stitching may pay. *best*: the chosen
+option; *predicted*: its result; *ranking*: the finalists; *chosen*: all options of the search.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ def _limits(request: PlanRequest, best: OptionTrial, predicted: Prediction) -> I
             f"One long operator: {block.segment} of {block.runs} keeps the only lane for {block.length_s * 1e3:.1f} ms "
             f"at a stretch, and {block.waits} has {block.spare_s * 1e3:.1f} ms to spare."
         )
-    for sent in request.sent:
+    for sent in request.sent_streams:
         stream, alone_s = sent.stream, _alone_s(best, sent)
         if alone_s > TIGHT * stream.deadline_s:
             yield (
@@ -242,6 +243,7 @@ def _find_blocking(request: PlanRequest, best: OptionTrial, predicted: Predictio
 
 def _lane_time_text(request: PlanRequest, best: OptionTrial, busy_share: float) -> str:
     """Describe how far lane time limits the load; *busy_share*: share of lane time in use at the largest load."""
+    # the model with the largest ratio of its p99 to its mean time
     name, model = max(best.arrangement.host.models.items(), key=lambda entry: entry[1].tail)
     if busy_share < HALF and model.tail > LONG_TAIL:
         return (
@@ -273,9 +275,10 @@ def _improvements(
     if needs_more:
         shares = lane_shares(request, best.arrangement)
         yield _faster_format(request, max(shares, key=lambda name: shares[name]))
-    for sent in request.sent:
+    for sent in request.sent_streams:
         alone_s = _alone_s(best, sent)
         if alone_s > TIGHT * sent.stream.deadline_s:
+            # 2.5 times the time alone, so that it is no longer tight
             yield f"More time for {sent.name}: a deadline of {2.5e3 * alone_s:.0f} ms."
     if request.isolation == THREADS and request.device is None:
         yield (
@@ -306,7 +309,7 @@ def _faster_format(request: PlanRequest, name: str) -> str:
 def _shorter_segments(request: PlanRequest, best: OptionTrial, block: Blocking) -> str:
     """Suggest the option that measures a model in shorter segments."""
     grain_ms = min(FINE_GRAIN_MS, best.arrangement.grain_ms[block.runs] / 2)
-    source = next(sent.stream.model for sent in request.sent if sent.name == block.runs)
+    source = next(sent.stream.model for sent in request.sent_streams if sent.name == block.runs)
     return (
         f"Shorter segments of {block.runs}: -s {source}:...,grain={grain_ms:g} measures it cut finer, which helps "
         f"unless {block.segment} is a single operator."
@@ -315,10 +318,11 @@ def _shorter_segments(request: PlanRequest, best: OptionTrial, block: Blocking) 
 
 def _uncounted_exits(request: PlanRequest, best: OptionTrial) -> Iterator[str]:
     """Yield the models whose exits no stream mentions, with the option that takes them into account."""
-    without_rates = {sent.name: sent.stream for sent in request.sent if not sent.leaving}
+    without_rates = {sent.name: sent.stream for sent in request.sent_streams if not sent.exit_shares}
     for name, stream in without_rates.items():
         exits = len(best.arrangement.host.model(name).exits)
         if exits:
+            # shares of 0.2 for up to 4 exits leave some requests for the end
             example = "+".join(["0.2"] * exits + [f"{1 - 0.2 * exits:g}"]) if exits < 5 else "SHARE+...+SHARE"
             yield (
                 f"Early exits: {name} has {exits}, and all its requests are taken to go to the end; say "
@@ -344,7 +348,7 @@ def _lanes_compute(best: OptionTrial) -> str:
 
 def _alone_s(best: OptionTrial, sent: SentStream) -> float:
     """Return the p99 in seconds of a request with nothing else running."""
-    return times_alone(best.arrangement.host, sent.name, sent.leaving).quantile_s(0.99)
+    return times_alone(best.arrangement.host, sent.name, sent.exit_shares).quantile_s(0.99)
 
 
 def _mib(size: int) -> str:

@@ -29,7 +29,8 @@ WHOLE = 2.0
 def with_longer_segments(request: PlanRequest, chosen: Chosen, memory_of: Callable[[Arrangement], int]) -> Chosen:
     """Return the choice between the best option and the same option with longer segments.
 
-    Merged segments are not measured as they would be served, so they must be better by a step of the load.
+    Merged segments are not measured as they would be served, so they must be better by a step of the load. memory_of:
+    returns the bytes that an option needs.
     """
     as_measured = chosen.best.arrangement
     longer = list(longer_segments(as_measured))
@@ -47,17 +48,17 @@ def with_longer_segments(request: PlanRequest, chosen: Chosen, memory_of: Callab
 
 def longer_segments(arrangement: Arrangement) -> Iterator[Arrangement]:
     """Yield the arrangement with longer segments, once for each distinct number of segments."""
-    seen = [_counts(arrangement.host)]
-    for words, factor in LENGTHS.items():
+    seen = [_segment_counts(arrangement.host)]
+    for variant, factor in LENGTHS.items():
         limits_ms = {name: factor * grain_ms for name, grain_ms in arrangement.grain_ms.items()}
         host = merged_host(arrangement.host, limits_ms, arrangement.batches)
-        if _counts(host) not in seen:
-            seen.append(_counts(host))
+        if _segment_counts(host) not in seen:
+            seen.append(_segment_counts(host))
             grain_ms = {name: _grain_ms(arrangement, host, name, limit) for name, limit in limits_ms.items()}
-            yield replace(arrangement, host=host, grain_ms=grain_ms, cut=words)
+            yield replace(arrangement, host=host, grain_ms=grain_ms, cut=variant)
 
 
-def _counts(host: Host) -> list[int]:
+def _segment_counts(host: Host) -> list[int]:
     """Return the number of segments of each model."""
     return [len(model.segments) for model in host.models.values()]
 
@@ -74,11 +75,12 @@ def _grain_ms(arrangement: Arrangement, host: Host, name: str, limit_ms: float) 
 def merged_host(host: Host, limits_ms: Mapping[str, float], batches: Mapping[str, int] | None = None) -> Host:
     """Return the host with neighbouring segments of each model merged up to its limit.
 
-    batches: model -> largest batch; by default the measured one.
+    limits_ms: model -> longest segment; other models stay unchanged. batches: model -> largest batch; by default the
+    measured one.
     """
     largest = {name: model.max_batch for name, model in host.models.items()} | dict(batches or {})
     models = {
-        name: merged(model, joined(model, lengths_s(host, model, largest[name]), limits_ms[name] / 1e3))
+        name: merged(model, merged_bounds(model, lengths_s(host, model, largest[name]), limits_ms[name] / 1e3))
         if name in limits_ms
         else model
         for name, model in host.models.items()
@@ -96,13 +98,14 @@ def lengths_s(host: Host, model: HostModel, most: int) -> Sequence[float]:
     return [*map(device_length_s, single_s, model.times_at(most))] if host.ahead else single_s
 
 
-def joined(model: HostModel, lengths_s: Sequence[float], limit_s: float) -> list[int]:
-    """Merge neighbouring segments up to *limit_s*; return the first segment of each merged one, and last their number.
+def merged_bounds(model: HostModel, lengths_s: Sequence[float], limit_s: float) -> list[int]:
+    """Merge neighbouring segments up to *limit_s*; return the first segment of each merged one, then the number of all.
 
     An exit always begins a new segment.
     """
     starts, length_s = [0], 0.0
     for segment, time_s in enumerate(lengths_s):
+        # 1e-9: sums of times are exact only up to rounding
         if segment and (segment in model.exits or length_s + time_s > limit_s * (1 + 1e-9)):
             starts.append(segment)
             length_s = 0.0
@@ -114,7 +117,7 @@ def merged(model: HostModel, bounds: Sequence[int]) -> HostModel:
     """Return the model with all segments between two *bounds* merged."""
     if len(bounds) == len(model.segments) + 1:
         return model
-    parts = [slice(start, end) for start, end in pairwise(bounds)]
+    parts = [slice(start, end) for start, end in pairwise(bounds)]  # the segments of each merged one
     times_s = {batch: tuple(round(sum(times[part]), 7) for part in parts) for batch, times in model.times_s.items()}
     return model.model_copy(
         update={

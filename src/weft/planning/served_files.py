@@ -1,4 +1,4 @@
-"""The files that are served, with their settings: models that were stitched share a file."""
+"""The files that are served, with their settings: stitched models share a file, whose name is their *body*."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stitched_from(models: Sequence[RequestedModel], home: str) -> str:
 
 
 def _with_task(config: ModelConfig, model: RequestedModel, settings: dict[str, Any]) -> ModelConfig:
-    """The settings of a stitched file, completed with the settings of one of its models."""
+    """The settings *config* of a stitched file, with *settings* for one of its models; a deadline is for this task."""
     deadline = {"slo_ms": settings.pop("slo_ms")} if "slo_ms" in settings else {}
     task = config.tasks.get(model.name, TaskConfig()).model_copy(update=deadline)
     shapes = {**config.shapes, **model.config.shapes}

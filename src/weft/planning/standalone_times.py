@@ -46,9 +46,11 @@ def times_alone(host: Host, name: str, rates: Sequence[float] = ()) -> TimesAlon
     model = host.model(name)
     ends = [*model.exits, len(model.segments)] if rates else [len(model.segments)]
     means_s = np.array(model.times_at(1))
-    runs = np.array(model.spread) if model.spread else np.ones((1, len(means_s)))
+    # per run and segment, the measured time over its mean
+    factors = np.array(model.spread) if model.spread else np.ones((1, len(means_s)))
+    # the least gap between segments, and the least time besides segments, that were measured
     hand_over_s, overhead_s = min(host.hand_over_s, default=0.0), min(model.overhead_s, default=0.0)
     used_ends = [(end, share) for end, share in zip(ends, rates or (1.0,), strict=True) if share > 0]
-    times_s = [runs[:, :end] @ means_s[:end] + end * hand_over_s + overhead_s for end, _ in used_ends]
-    shares = [np.full(len(runs), share / len(runs)) for _, share in used_ends]
+    times_s = [factors[:, :end] @ means_s[:end] + end * hand_over_s + overhead_s for end, _ in used_ends]
+    shares = [np.full(len(factors), share / len(factors)) for _, share in used_ends]
     return TimesAlone(np.concatenate(times_s), np.concatenate(shares))

@@ -75,6 +75,7 @@ def _run(
     *,
     record: bool = False,
 ) -> RequestRun:
+    """Simulate *case* by the arrangement's policy; *most_missed*: per stream, the misses at which the run stops."""
     return simulate_requests(
         case,
         arrangement.settings.policy,
@@ -89,7 +90,7 @@ def _run(
 def _most_missed(case: Case, limit: float) -> list[float]:
     """Return, per stream, the number of missed deadlines at which a run may stop because it exceeds the limit.
 
-    The number has a margin of ``SLACK``, because the number of requests is not known before the end.
+    A single miss is always allowed. The rest has a margin of ``SLACK``, as the number of requests is not known before.
     """
     counted_s = case.workload.duration_s - case.workload.warmup_s
     return [1.0 + SLACK * limit * (rate or inf) * counted_s for rate in case.workload.rates]

@@ -1,27 +1,27 @@
 // A time axis: scroll zooms, drag pans, 0 shows all, alike on every page.
-/** whole(): the whole range, [from, to]; least(): the shortest window; plot(): left edge and width in pixels; changed():
- *  called after a change of the window; hover(event): called as the pointer moves, with null when it leaves; keys: the
- *  page's own keys -> actions; alone: whether keys also act while nothing has the focus; also: further elements that
- *  take keys. */
-function timeAxis(surface, { whole, least, plot, changed, hover, keys = {}, alone = true, also = [] }) {
+/** fullRange(): the whole range, [from, to]; shortest(): the shortest window; plot(): left edge and width in pixels;
+ *  changed(): called after a change of the window; hover(event): called as the pointer moves, with null when it leaves;
+ *  keys: the page's own keys -> actions; keysAnywhere: whether keys also act while nothing has the focus; alsoFocus:
+ *  further elements that take keys. */
+function timeAxis(surface, { fullRange, shortest, plot, changed, hover, keys = {}, keysAnywhere = true, alsoFocus = [] }) {
   const view = { from: 0, to: 1 };
   let drag = null;
   function show(from, to) {
-    const [first, last] = whole(), span = Math.min(Math.max(to - from, least()), last - first);
+    const [first, last] = fullRange(), span = Math.min(Math.max(to - from, shortest()), last - first);
     view.from = Math.min(Math.max(from, first), last - span);
     view.to = view.from + span;
     changed();
   }
-  const showAll = () => show(...whole());
+  const showAll = () => show(...fullRange());
   const zoom = (factor, around = (view.from + view.to) / 2) => show(around - (around - view.from) * factor, around + (view.to - around) * factor);
   const pan = share => { const by = (view.to - view.from) * share; show(view.from + by, view.to + by); };
   const xOf = time => plot()[0] + (time - view.from) / (view.to - view.from) * plot()[1];
   const timeOf = x => view.from + (x - plot()[0]) / plot()[1] * (view.to - view.from);
-  const isWhole = () => { const [first, last] = whole(); return view.to - view.from >= (last - first) * 0.9999; };
+  const isWhole = () => { const [first, last] = fullRange(); return view.to - view.from >= (last - first) * 0.9999; };
 
   on(surface, "pointerdown", event => {
     if (event.button) return;
-    drag = { x: event.clientX, from: view.from, to: view.to, far: false };
+    drag = { x: event.clientX, from: view.from, to: view.to, far: false };  // far: moved by more than a click may
     surface.setPointerCapture(event.pointerId);
     surface.focus({ preventScroll: true });
   });
@@ -51,8 +51,8 @@ function timeAxis(surface, { whole, least, plot, changed, hover, keys = {}, alon
   };
   on(document, "keydown", event => {
     if (event.ctrlKey || event.metaKey || event.altKey || !surface.offsetParent) return;
-    const here = event.target === surface || also.includes(event.target);
-    if (!here && !(alone && event.target === document.body && /^(.|ArrowLeft|ArrowRight|Escape)$/.test(event.key))) return;
+    const here = event.target === surface || alsoFocus.includes(event.target);
+    if (!here && !(keysAnywhere && event.target === document.body && /^(.|ArrowLeft|ArrowRight|Escape)$/.test(event.key))) return;
     const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (action) { event.preventDefault(); action(); }
   });

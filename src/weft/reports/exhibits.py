@@ -348,7 +348,10 @@ def draw(
     share_y: Share = False,
     legend_columns: int = 8,
 ) -> Figure:
-    """Draw a figure of *size* inches with the panels row by row under *title*."""
+    """Draw a figure of *size* inches with the panels row by row under *title*.
+
+    share_x, share_y: which panels share an axis, as matplotlib's ``subplots`` takes it.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -60,6 +60,7 @@ def as_html(*tables: ResultTable) -> str:
 
 
 def _html(table: ResultTable) -> str:
+    """Return one table with its title and notes."""
     heads = _row(
         [f"<th style='{_style(table, index)}'>{escape(name)}</th>" for index, name in enumerate(table.columns)]
     )

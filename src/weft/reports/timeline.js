@@ -18,7 +18,7 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
   legend.role = "group"; legend.ariaLabel = "Models: press to hide or show";
   announcement.ariaLive = "polite"; map.className = "overview";
   const axis = timeAxis(main, {
-    whole: () => [0, total], least: () => LEAST, plot: () => [0, width], hover, also: [map],
+    fullRange: () => [0, total], shortest: () => LEAST, plot: () => [0, width], hover, alsoFocus: [map],
     changed: () => { redraw(); moved(view); }, keys: { n: () => step(1), p: () => step(-1) },
   });
   const { view, show } = axis, buttons = zoomButtons(axis);

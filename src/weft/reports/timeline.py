@@ -84,7 +84,7 @@ def draw_timeline(
     title: str | None = None,
 ) -> Figure:
     """Draw ``timeline_figure`` into a PNG or SVG file, by the suffix of *path*."""
-    picture_path(path)
+    picture_path(path)  # refuses a wrong suffix before anything is drawn
     with _picture_settings():
         figure = timeline_figure(trace, start_s=start_s, end_s=end_s, title=title)
         save(figure, path, dpi=160)
@@ -113,6 +113,7 @@ def _picture_settings() -> AbstractContextManager[None]:
 
 def readable_end_s(trace: Trace, start_s: float = 0.0) -> float:
     """Return the default end of a window that begins at *start_s*; see ``timeline_figure``."""
+    # the ends of the queries of the stream whose first query ends last
     slowest = max(_completions_s(trace, start_s), key=lambda ends_s: ends_s[0], default=[trace.makespan_s])
     starts_s = np.sort(trace.fetch_start_s[trace.fetch_start_s >= start_s])
     if len(starts_s) <= READABLE_SPANS:
@@ -150,6 +151,7 @@ def _scale(trace: Trace, start_s: float, end_s: float) -> Scale:
 
 
 def _make_figure(trace: Trace, scale: Scale, title: str | None) -> Figure:
+    """Draw a heading, a legend, the lanes, and the weight buffer below them; *title* replaces the models' names."""
     figure = Figure(figsize=SIZE_INCHES, facecolor="white")
     FigureCanvasAgg(figure)
     colours = model_colours(trace)
@@ -176,6 +178,7 @@ def _lanes(trace: Trace, buffer: Occupancy, scale: Scale) -> DrawnLanes:
 
 
 def _draw_lanes(axes: Axes, trace: Trace, scale: Scale, lanes: DrawnLanes, colours: dict[str, str]) -> None:
+    """Draw both lanes: bars or, if there are too many, shares of time; and their busy shares in the right margin."""
     for bottom, lane, stalls in ((UPPER, lanes.channel, lanes.stalls), (LOWER, lanes.array, None)):
         axes.axhspan(bottom, bottom + TALL, facecolor=GROUND, zorder=0)
         if lanes.dense:
@@ -349,6 +352,7 @@ def _level(buffer: Occupancy, upcoming: int, time_s: float) -> float:
 
 
 def _draw_heading(figure: Figure, trace: Trace, scale: Scale, title: str | None, *, dense: bool) -> None:
+    """Write the title, and below it the window and how to read the lanes; *dense*: as in ``DrawnLanes``."""
     figure.text(LEFT, 0.955, title or _title(trace), fontsize=13, fontweight="bold", color=INK, va="center")
     window = f"{_time_text(scale.start_s)} to {_time_text(scale.end_s)} of {_time_text(trace.makespan_s)}"
     reading = "height is each model's share of the time" if dense else "every other query of a model is lighter"
@@ -356,6 +360,7 @@ def _draw_heading(figure: Figure, trace: Trace, scale: Scale, title: str | None,
 
 
 def _draw_legend(figure: Figure, handles: list[Patch]) -> None:
+    """Draw the legend below the heading, aligned with it at the left."""
     figure.legend(
         handles=handles,
         loc="upper left",

@@ -215,13 +215,17 @@ def _positive(trace: Trace, setting: str) -> float:
 
 
 def _stalls(trace: Trace, bandwidth: float, capacity: float) -> Intervals:
-    """Return the intervals in which fetches wait for space in a buffer of *capacity* bytes."""
+    """Return the intervals in which fetches wait for space in a buffer of *capacity* bytes.
+
+    bandwidth: bytes per second of the memory channel.
+    """
     # the channel serves fetches in the order of their starts; for equal starts, in the order of issue
     order = np.argsort(trace.fetch_start_s, kind="stable")
     arrived = np.cumsum(trace.weight_bytes[order])  # bytes up to and including each fetch
     waited_s = trace.fetch_end_s - trace.fetch_start_s - trace.weight_bytes / bandwidth
-    slow = np.flatnonzero(waited_s[order] > SLACK_S)
+    slow = np.flatnonzero(waited_s[order] > SLACK_S)  # fetches that took longer than their bytes need
     spans, bytes_after = order[slow], arrived[slow]
+    # the spans that free bytes, by the end of their computes; and the bytes that may have arrived after each of these
     freeing = np.flatnonzero(trace.weight_bytes)
     freeing = freeing[np.argsort(trace.compute_end_s[freeing], kind="stable")]
     free_s: list[float] = trace.compute_end_s[freeing].tolist()

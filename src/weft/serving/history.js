@@ -9,7 +9,7 @@ const past = (() => {
   const canvas = byId("past"), pen = canvas.getContext("2d"), HEAD = 22, TALL = 60, FOOT = 20, GAP = 8;
   const columns = count => Object.fromEntries(FIELDS.map(field => [field, Array(count).fill(null)]));
   let times = [], totals = columns(0), models = new Map(), stepS = 2, keptS = 600, width = 100, at = -1, scheduled = false;
-  const axis = timeAxis(canvas, { whole: () => [-keptS, 0], least: () => 5 * stepS, plot: () => [0, width], changed: redraw, hover, alone: false });
+  const axis = timeAxis(canvas, { fullRange: () => [-keptS, 0], shortest: () => 5 * stepS, plot: () => [0, width], changed: redraw, hover, keysAnywhere: false });
   Object.assign(axis.view, { from: -keptS, to: 0 });
   byId("past-bar").append(zoomButtons(axis));
 

@@ -56,9 +56,10 @@ def bursty(rate: float, rng: Rng, *, factor: float, share: float, length_s: floa
     the time that bursts take. length_s: mean length of a burst; that of calm spells follows from the share.
     """
     calm_rate = rate * (1 - factor * share) / (1 - share)
-    state = {"now": 0.0, "until": 0.0, "burst": True}
+    state = {"now": 0.0, "until": 0.0, "burst": True}  # last arrival and end of the state in seconds, and which state
 
     def gaps() -> Floats:
+        """Return the next block of gaps."""
         lengths = np.empty(BLOCK)
         last = state["now"]
         for i in range(BLOCK):
@@ -109,11 +110,11 @@ def read_times(path: Path, column: str | None = None) -> Floats:
         rows.pop()  # a file may end in blank lines
     if not rows:
         raise WorkloadError(f"{path}: the trace is empty")
-    index, body = _column(path, rows, column)
-    times = np.array([_time(path, number, row, index) for number, row in body])
+    index, numbered_rows = _column(path, rows, column)
+    times = np.array([_time(path, number, row, index) for number, row in numbered_rows])
     if len(times) < 2:
         raise WorkloadError(f"{path}: a trace needs at least two times, this one has {len(times)}")
-    for (number, _), (before, after) in zip(body[1:], pairwise(times), strict=True):
+    for (number, _), (before, after) in zip(numbered_rows[1:], pairwise(times), strict=True):
         if after < before:
             raise WorkloadError(f"{path}, line {number}: {after} comes after {before}; sort the trace by time")
     return times

@@ -53,7 +53,7 @@ class ExitRecord:
         """Number of exits, the end included."""
         return int(self.confidence.shape[1])
 
-    def fates(self, threshold: float) -> Ints:
+    def exits_taken(self, threshold: float) -> Ints:
         """Return the exit at which each sample leaves: the first whose confidence reaches *threshold*, else the end."""
         confident = self.confidence >= threshold
         confident[:, -1] = True
@@ -61,37 +61,37 @@ class ExitRecord:
 
     def rates(self, threshold: float) -> tuple[float, ...]:
         """Return the share of the samples that leave at each exit."""
-        counts = np.bincount(self.fates(threshold), minlength=self.exits)
+        counts = np.bincount(self.exits_taken(threshold), minlength=self.exits)
         return tuple((counts / self.samples).tolist())
 
     def accuracy(self, threshold: float) -> float:
         """Return the share of the samples whose answer is right at the exit at which they leave."""
-        return float(self.correct[np.arange(self.samples), self.fates(threshold)].mean())
+        return float(self.correct[np.arange(self.samples), self.exits_taken(threshold)].mean())
 
 
-class Fates(NamedTuple):
-    """A block of successive samples: the exit at which each leaves, and its row in the record."""
+class ExitBlock(NamedTuple):
+    """The exit at which each of a block of successive samples leaves, and the sample's row in the record."""
 
     exits: Ints
     rows: Ints
     """-1 for samples whose exits were drawn from rates."""
 
 
-def from_rates(rates: Sequence[float], rng: Rng) -> Iterator[Fates]:
+def from_rates(rates: Sequence[float], rng: Rng) -> Iterator[ExitBlock]:
     """Yield endless blocks of independent samples; *rates*: the probability of each exit, the end last."""
     bounds = np.cumsum(rates)
     bounds[-1] = np.inf  # the sum may be rounded to less than 1, and every sample needs an exit
     rows = np.full(BLOCK, -1, np.int64)
     while True:
-        yield Fates(np.asarray(np.searchsorted(bounds, rng.random(BLOCK), side="right"), np.int64), rows)
+        yield ExitBlock(np.asarray(np.searchsorted(bounds, rng.random(BLOCK), side="right"), np.int64), rows)
 
 
-def from_record(record: ExitRecord, threshold: float, rng: Rng) -> Iterator[Fates]:
+def from_record(record: ExitRecord, threshold: float, rng: Rng) -> Iterator[ExitBlock]:
     """Yield endless blocks of samples drawn from the rows of a record, with replacement."""
-    fates = record.fates(threshold)
+    exits_taken = record.exits_taken(threshold)
     while True:
         rows = rng.integers(record.samples, size=BLOCK)
-        yield Fates(fates[rows], rows)
+        yield ExitBlock(exits_taken[rows], rows)
 
 
 def number_or_names(value: Any) -> Any:

@@ -107,6 +107,7 @@ class Stream(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Stream:
+        """Raise ValueError for keys that contradict each other."""
         if self.profiles and len(self.profiles) < self.max_batch:
             raise ValueError(f"max_batch = {self.max_batch} needs as many profiles, there are {len(self.profiles)}")
         if self.arrival == "trace" and not self.trace:
@@ -120,6 +121,7 @@ class Stream(BaseModel):
         return self
 
     def _check_exits(self) -> None:
+        """Raise ValueError for keys of exits that contradict each other, or that lack a key."""
         if self.profiles and (self.exits is not None or self.leaves):
             raise ValueError("profiles say nothing of a model's exits; leave out profiles, or exits and their rates")
         if self.exit_rates and self.exit_record:
@@ -197,6 +199,7 @@ class Workload(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Workload:
+        """Raise ValueError for missing rates, keys that contradict each other, or too many requests."""
         if self.ratio and len(self.ratio) != len(self.stream):
             raise ValueError(f"ratio has {len(self.ratio)} parts for {len(self.stream)} streams")
         if self.ratio and self.total_rate is None:
@@ -248,7 +251,7 @@ class Workload(BaseModel):
     def arrivals(self, index: int, seed: int | None = None) -> Iterator[Floats]:
         """Yield blocks of arrival times of an open stream, in seconds, up to ``duration_s``.
 
-        seed: None: the workload's own.
+        index: of the stream. seed: None: the workload's own.
         """
         stream, rate = self.stream[index], self.rates[index]
         # A generator for each stream: adding a stream to a file does not change the arrivals of the others.
@@ -259,13 +262,13 @@ class Workload(BaseModel):
             if len(inside) < len(block):
                 return
 
-    def fates(self, index: int, seed: int | None = None) -> Iterator[Ints]:
+    def exits_taken(self, index: int, seed: int | None = None) -> Iterator[Ints]:
         """Yield endless blocks of the exits at which a stream's successive requests leave, from 0; the end is last."""
-        return (block.exits for block in self._fates(index, seed))
+        return (block.exits for block in self._exit_blocks(index, seed))
 
     def record_rows(self, index: int, seed: int | None = None) -> Iterator[Ints]:
-        """Yield the rows of the record from which ``fates`` are drawn; -1 if they are drawn from rates."""
-        return (block.rows for block in self._fates(index, seed))
+        """Yield the rows of the record from which ``exits_taken`` are drawn; -1 if they are drawn from rates."""
+        return (block.rows for block in self._exit_blocks(index, seed))
 
     def record(self, index: int) -> stream_exits.ExitRecord | None:
         """Read the exit record of a stream; None if it has none. WorkloadError if it does not fit the exits."""
@@ -296,7 +299,7 @@ class Workload(BaseModel):
             raise WorkloadError(f"{where}: {stream_exits.miscounted(key, len(rates), early_exits)}")
         return rates
 
-    def _fates(self, index: int, seed: int | None) -> Iterator[stream_exits.Fates]:
+    def _exit_blocks(self, index: int, seed: int | None) -> Iterator[stream_exits.ExitBlock]:
         """Yield blocks of the exits and record rows of a stream's samples; WorkloadError without rates or a record."""
         stream, record = self.stream[index], self.record(index)
         if not stream.leaves:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.models.stored import place
+from weft.models.stored import data_path
 
 _CARDS = Path(__file__).parent / "data" / "zipped"
 
@@ -81,7 +81,7 @@ def read_card(name: str) -> ZippedCard:
 
 
 def _task(file: str, **rest: Any) -> ZippedTask:
-    return ZippedTask(path=place(f"stitching/making/data/zipped/{file}"), **_without_lists(rest))
+    return ZippedTask(path=data_path(f"stitching/making/data/zipped/{file}"), **_without_lists(rest))
 
 
 def _without_lists(raw: dict[str, Any]) -> dict[str, Any]:

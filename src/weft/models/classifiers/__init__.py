@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.errors import ModelError
-from weft.models.stored import NetworkCard, located, pixels
+from weft.models.stored import NetworkCard, existing_data_path, pixels
 
 _DATA = {"mlp-m": "mnist", "lenet": "mnist", "mlp-c": "cifar10", "cuda-convnet": "cifar10"}
+"""Network -> its data set."""
 
 NAMES = tuple(_DATA)
 """The names a user may write."""
@@ -45,17 +46,17 @@ class ClassifierCard(NetworkCard, frozen=True):
 def model_path(name: str) -> Path:
     """The ONNX file: input ``image``, float32 from 0 to 1 with any batch; output ``logits`` of ten classes."""
     data_of(name)
-    return located(f"models/classifiers/{name}.onnx")
+    return existing_data_path(f"models/classifiers/{name}.onnx")
 
 
 def card(name: str) -> ClassifierCard:
     data_of(name)
-    return ClassifierCard.model_validate_json(located(f"models/classifiers/{name}.json").read_bytes())
+    return ClassifierCard.model_validate_json(existing_data_path(f"models/classifiers/{name}.json").read_bytes())
 
 
 def validation(name: str) -> Labelled:
     """Images of the network's data set that are in neither the training nor the test set."""
-    with np.load(located(f"models/classifiers/{data_of(name)}.npz")) as stored:
+    with np.load(existing_data_path(f"models/classifiers/{data_of(name)}.npz")) as stored:
         return Labelled(stored["image"], stored["label"])
 
 

@@ -70,7 +70,7 @@ def draft(
     input_elements: int | None = None,
     output_elements: int | None = None,
 ) -> LayerDraft:
-    """Make the layer of *node*.
+    """Make the layer of *node*; *kind*: as in ``Layer``.
 
     weight: the right matrix of *gemm*, or an embedding table. trained: inputs that are parameters, whatever their type.
     lookups: values gathered from a table. input_elements, output_elements: by default all elements of the node's

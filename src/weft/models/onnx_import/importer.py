@@ -37,7 +37,7 @@ from weft.models.onnx_import.infer import Inference, size_of, tensor_type
 from weft.models.onnx_import.tensors import MAX_ELEMENTS, Stored, Tensor
 from weft.models.onnx_import.walk import walk
 from weft.models.onnx_import.widths import narrowed, widths_in, without_rounding
-from weft.models.stitched_files import only
+from weft.models.stitched_files import shapes_for_task
 
 _MOST_MACS = 2**62
 """Most MACs of a model, since counts are put into 64-bit arrays; a model beyond this is damaged or mistyped."""
@@ -71,7 +71,7 @@ def import_onnx(
         title = where = name or source.graph.name or "model"
     try:
         if task:
-            shapes, title = only(proto, task, shapes or {}), name or task
+            shapes, title = shapes_for_task(proto, task, shapes or {}), name or task
         return _import_model(proto, folder, title, shapes or {}, exits)
     except ShapeNeeded as error:
         raise error.for_model(_one_line(where)) from error

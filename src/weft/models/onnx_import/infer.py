@@ -3,7 +3,7 @@
 Inference goes node by node rather than over the whole file, so that weights are never copied, the bodies of If, Loop
 and Scan get the real shapes of outer values, and shape arithmetic is evaluated. If a shape stays unknown
 (data-dependent operators, other domains), the shape that the file declares is used, and as the last resort a size is
-taken as 1, the tensor is marked as not exact and the reason is noted.
+taken as 1, the tensor is marked as not exact and the reason is noted. *op* of a node: its name with the domain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The walk from a graph to its layers in execution order, through the bodies of If, Loop and Scan.
 
 If the condition of an If follows from shapes, its branch is taken; otherwise the costlier branch is assumed. A loop
-runs the number of times that is known before it starts, and once if this number depends on data.
+runs the number of times (*trips*) that is known before it starts, and once if this number depends on data.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def execution_order(
 ) -> list[tuple[int, OnnxNode]]:
     """Indices and nodes in execution order: producers first; of ready nodes by subnet, then by order in the file.
 
-    given: names of inputs, constants and outer values. Raises ModelError for a cycle or an unknown name.
+    given: names of inputs, constants and outer values. segments: node index -> subnet (default: 0). Raises ModelError
+    for a cycle or an unknown name.
     """
     makers = producers(graph.node)
     waiting: list[set[int]] = []  # per node, its producers that are not in *order* yet

@@ -14,10 +14,10 @@ from weft.models.operators.rules.shapes import (
     ordered_product,
     pairs,
     product,
-    spread,
     stated_columns,
+    transposed_convolution,
     windowed,
-    words,
+    word_convolution,
 )
 
 _conv = partial(Operator, cost=product_costs.conv)
@@ -59,7 +59,7 @@ CONVOLUTIONS = (
     Operator(
         f"{MICROSOFT}ConvTransposeWithDynamicPads",
         cost=partial(product_costs.conv_transpose, bias=3),
-        shapes=(spread,),
+        shapes=(transposed_convolution,),
         sized_by=(2,),
     ),
     Operator(f"{MICROSOFT}CausalConvWithState", cost=packed_costs.causal_conv, shapes=(like(0), causal_state)),
@@ -68,7 +68,7 @@ CONVOLUTIONS = (
         cost=partial(packed_costs.causal_conv, bias=3),
         shapes=(like(0), like(4)),
     ),
-    Operator(f"{MICROSOFT}WordConvEmbedding", cost=packed_costs.word_conv, shapes=(words,)),
+    Operator(f"{MICROSOFT}WordConvEmbedding", cost=packed_costs.word_conv, shapes=(word_convolution,)),
 )
 
 MATRICES = (
@@ -106,7 +106,7 @@ MATRICES = (
     _gemm(f"{MICROSOFT}GemmFloat8", shapes=(product(1),)),
     _gemm(f"{MICROSOFT}SparseToDenseMatMul", shapes=(product(1),)),
     _gemm(f"{MICROSOFT}DynamicQuantizeMatMul", cost=partial(product_costs.gemm, c=4), shapes=(product(1),),
-          rows=rows.whole),
+          rows=rows.mixes_rows),
     _gemm(f"{MICROSOFT}MatMulIntegerToFloat", cost=partial(product_costs.gemm, c=6), shapes=(product(1),),
           rows=rows.matrices()),
     _gemm(f"{MICROSOFT}QGemm", cost=partial(product_costs.gemm, b=3, c=6), shapes=(product(3),),

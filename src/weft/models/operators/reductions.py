@@ -6,7 +6,7 @@ from functools import partial
 
 from weft.models.operators.operator import BLOCKED, EVERY_INPUT, MICROSOFT, Operator, StitchForm
 from weft.models.operators.rules import costs, meanings, rows, window_meanings
-from weft.models.operators.rules.meanings import over, product_over
+from weft.models.operators.rules.meanings import over_axes, product_over_axes
 from weft.models.operators.rules.shapes import like, pooled_away, reduced, signal, spectrum, windowed
 
 _along_axes = partial(Operator, cost=costs.elementwise)
@@ -16,16 +16,16 @@ _pool = partial(Operator, cost=costs.pool)
 _blocked = partial(_pool, rows=rows.kept_apart(0, 3))
 
 OPERATORS = (
-    _reduction("ReduceSum", torch=meanings.reduced(over("sum"))),
-    _reduction("ReduceMean", torch=meanings.reduced(over("mean")), stitching=StitchForm("mean")),
-    _reduction("ReduceMax", torch=meanings.reduced(over("amax")), stitching=StitchForm("largest")),
-    _reduction("ReduceMin", torch=meanings.reduced(over("amin"))),
-    _reduction("ReduceProd", torch=meanings.reduced(product_over)),
-    _reduction("ReduceL1", torch=meanings.reduced(over("sum"), before="abs")),
-    _reduction("ReduceL2", torch=meanings.reduced(over("sum"), before="square", after="sqrt")),
-    _reduction("ReduceSumSquare", torch=meanings.reduced(over("sum"), before="square")),
-    _reduction("ReduceLogSum", torch=meanings.reduced(over("sum"), after="log")),
-    _reduction("ReduceLogSumExp", torch=meanings.reduced(over("logsumexp"))),
+    _reduction("ReduceSum", torch=meanings.reduced(over_axes("sum"))),
+    _reduction("ReduceMean", torch=meanings.reduced(over_axes("mean")), stitching=StitchForm("mean")),
+    _reduction("ReduceMax", torch=meanings.reduced(over_axes("amax")), stitching=StitchForm("largest")),
+    _reduction("ReduceMin", torch=meanings.reduced(over_axes("amin"))),
+    _reduction("ReduceProd", torch=meanings.reduced(product_over_axes)),
+    _reduction("ReduceL1", torch=meanings.reduced(over_axes("sum"), before="abs")),
+    _reduction("ReduceL2", torch=meanings.reduced(over_axes("sum"), before="square", after="sqrt")),
+    _reduction("ReduceSumSquare", torch=meanings.reduced(over_axes("sum"), before="square")),
+    _reduction("ReduceLogSum", torch=meanings.reduced(over_axes("sum"), after="log")),
+    _reduction("ReduceLogSumExp", torch=meanings.reduced(over_axes("logsumexp"))),
     _along_axes("ArgMax", rows=rows.along_axis(0), torch=meanings.extreme("argmax")),
     _along_axes("ArgMin", rows=rows.along_axis(0), torch=meanings.extreme("argmin")),
     _along_axes("CumSum", rows=rows.cumulated, torch=meanings.cumulated("cumsum", 0), numbers=(1,)),

@@ -50,7 +50,7 @@ RECURRENT = (
         f"{MICROSOFT}DynamicQuantizeLSTM",
         cost=partial(product_costs.recurrent, gates=4, inner=1),
         shapes=_recurrent_outputs,
-        rows=rows.whole,
+        rows=rows.mixes_rows,
     ),
     Operator(f"{MICROSOFT}AttnLSTM", cost=packed_costs.attn_lstm, shapes=_recurrent_outputs),
 )

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from weft.base.errors import ModelError
 from weft.base.files import replacing
-from weft.models.stored import NetworkCard, located, pixels
+from weft.models.stored import NetworkCard, existing_data_path, pixels
 
 
 class TestImages(NamedTuple):
@@ -114,7 +114,7 @@ class Trained:
         return TrainedCard.model_validate_json(self._file("json").read_bytes())
 
     def _file(self, kind: str) -> Path:
-        return located(f"models/trained/{self.name}.{kind}")
+        return existing_data_path(f"models/trained/{self.name}.{kind}")
 
 
 def _read(path: Path) -> bytes:

@@ -1,6 +1,7 @@
 """The Inception family, figure by figure: GoogLeNet, Inception-v3, Inception-v4 and Inception-ResNet-v2.
 
 A block is a table of branches, each a list of convolutions (channels, kernel); all branches read the block's input.
+*resolution*: the side of the input image in pixels; *classes*: the number of logits.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def _first_inception(g: GraphBuilder, x: GraphValue, name: str, *widths: int) ->
 
 
 def _caffe_pool(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
+    """A 3x3 max pool of stride 2 that also pools windows beyond the edge."""
     return g.pool("MaxPool", x, name, 3, stride=2, partial=True)
 
 

@@ -1,6 +1,7 @@
 """Transformer encoders: token ids of one fixed length in, logits or hidden states out.
 
-Every projection is a layer of its own (query, key, value, ...), as the schedulers' papers count them.
+Every projection is a layer of its own (query, key, value, ...), as the schedulers' papers count them. *seq_len*: tokens
+of an input; *hidden*: values of a token's vector; *heads*: of an attention; *mask*: summands of its scores (``_mask``).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def bert(g: GraphBuilder, *, seq_len: int, layers: int, hidden: int, heads: int)
 
 
 def _bert_embeddings(g: GraphBuilder, tokens: GraphValue, types: GraphValue, seq_len: int, hidden: int) -> GraphValue:
+    """The sum of the embeddings of words, token types and positions, normalised: [batch, seq_len, hidden]."""
     positions = g.constant("position_ids", np.arange(seq_len), np.int64)
     words = g.embedding(tokens, "embeddings.word", BERT_VOCABULARY, hidden)
     token_types = g.embedding(types, "embeddings.token_type", BERT_TOKEN_TYPES, hidden)
@@ -46,6 +48,7 @@ def _bert_embeddings(g: GraphBuilder, tokens: GraphValue, types: GraphValue, seq
 
 
 def _bert_block(g: GraphBuilder, x: GraphValue, name: str, heads: int, mask: GraphValue) -> GraphValue:
+    """A block of BERT: attention and a feed-forward part, each added to its input and normalised."""
     query, key, value = (g.project(x, f"{name}.attention.{part}", x.width) for part in ("query", "key", "value"))
     queries = _split_heads(g, query, f"{name}.attention.query", heads)
     keys = _split_heads(g, key, f"{name}.attention.key", heads, transposed=True)
@@ -76,7 +79,7 @@ def _relative_positions(g: GraphBuilder, tokens: GraphValue, seq_len: int, hidde
     zero = g.constant("position.nothing", 0, np.int64)
     origin = g.node("Mul", "position.origin", g.slice(tokens, "position.token", 1, 0, 1), zero)
     distances = g.constant("position.distances", np.arange(seq_len, -seq_len, -1), np.int64)
-    x = g.node("Cast", "position.float", g.node("Add", "position.add", origin, distances), to=1)
+    x = g.node("Cast", "position.float", g.node("Add", "position.add", origin, distances), to=1)  # 1: float32
     x = g.node("Unsqueeze", "position.unsqueeze", x, g.constant("position.axis", [2], np.int64))
     rates = g.constant("position.rates", 1e4 ** -(np.arange(0, hidden, 2) / hidden))
     angles = g.node("Mul", "position.angles", x, rates)
@@ -126,7 +129,7 @@ def relative_shift(g: GraphBuilder, x: GraphValue, name: str, seq_len: int, head
 
 def _mask(g: GraphBuilder, mask: GraphValue) -> GraphValue:
     """Turn a mask of 1 (attend) and 0 (ignore) into summands of scores, 0 and -``MASKED``: [batch, 1, 1, seq_len]."""
-    x = g.node("Cast", "mask.float", mask, to=1)
+    x = g.node("Cast", "mask.float", mask, to=1)  # 1: float32
     x = g.node("Unsqueeze", "mask.unsqueeze", x, g.constant("mask.axes", [1, 2], np.int64))
     x = g.node("Sub", "mask.minus_one", x, g.constant("one", 1))
     return g.node("Mul", "mask", x, g.constant("mask.penalty", MASKED))
@@ -173,7 +176,7 @@ GMF_WIDTH, MLP_WIDTHS = 64, (256, 256, 128, 64)
 def ncf(g: GraphBuilder, *, users: int, items: int, tables: str) -> None:
     """Neural collaborative filtering (He et al. 2017): a product of embeddings and an MLP, concatenated.
 
-    tables: value of the metadata entry ``weft.tables``, 'stream' or 'gather'.
+    users, items: rows of the embedding tables. tables: the metadata entry ``weft.tables``, 'stream' or 'gather'.
     """
     if tables not in ("stream", "gather"):
         raise ModelError(f"{g.name}: tables must be 'stream' or 'gather', got {tables!r}")

@@ -1,4 +1,7 @@
-"""Image classifiers of plain, depthwise, densely connected and residual blocks, and a segmenter."""
+"""Image classifiers of plain, depthwise, densely connected and residual blocks, and a segmenter.
+
+*resolution*: the side of the input image in pixels; *classes*: the number of logits; *depth*: the number in a name.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ def alexnet(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     for number, out in ((3, 384), (4, 256), (5, 256)):
         x = g.conv(x, f"conv{number}", out, 3)
     x = g.pool("MaxPool", x, "pool5", 3, stride=2)
+    # conv1 leaves (resolution + 2 * 2 - 11) // 4 + 1 pixels a side; three pools follow
     side = _pooled_side(_pooled_side(_pooled_side((resolution - 7) // 4 + 1)))
     _three_dense(g, x, ("fc6", "fc7", "fc8"), side, classes)
 
@@ -29,7 +33,7 @@ def caffenet(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     x = g.conv(x, "conv4", 384, 3, groups=2)
     x = g.conv(x, "conv5", 256, 3, groups=2)
     x = g.pool("MaxPool", x, "pool5", 3, stride=2)
-    side = _pooled_side(_pooled_side(_pooled_side((resolution - 11) // 4 + 1)))
+    side = _pooled_side(_pooled_side(_pooled_side((resolution - 11) // 4 + 1)))  # after conv1 and three pools
     _three_dense(g, x, ("fc6", "fc7", "fc8"), side, classes)
 
 
@@ -44,7 +48,7 @@ def vgg(g: GraphBuilder, *, depth: int, resolution: int, classes: int) -> None:
         for number in range(1, count + 1):
             x = g.conv(x, f"conv{stage}_{number}", min(512, 32 << stage), 3)
         x = g.pool("MaxPool", x, f"pool{stage}", 2, stride=2)
-    _three_dense(g, x, ("fc6", "fc7", "fc8"), resolution // 32, classes)
+    _three_dense(g, x, ("fc6", "fc7", "fc8"), resolution // 32, classes)  # five pools halve the side
 
 
 def _pooled_side(side: int) -> int:
@@ -175,7 +179,7 @@ def _basic_features(g: GraphBuilder, resolution: int, depth: int) -> GraphValue:
 
 
 def _basic_block(g: GraphBuilder, x: GraphValue, name: str, out: int, stride: int) -> GraphValue:
-    """Two 3x3 convolutions with *out* channels and a shortcut."""
+    """Two 3x3 convolutions with *out* channels, added to a shortcut from the input."""
     y = g.conv_bn(x, f"{name}.conv1", out, 3, stride=stride)
     y = g.conv_bn(y, f"{name}.conv2", out, 3, activation="none")
     return _add_shortcut(g, x, y, name, stride)

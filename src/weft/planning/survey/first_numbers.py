@@ -1,4 +1,4 @@
-"""First measurements of a division into lanes and threads: enough to compare it with others, in a few seconds."""
+"""First numbers: a short measurement of a division of the cores into lanes, by which it may be measured in full."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class FirstNumbers(BaseModel, extra="forbid", frozen=True):
-    """Times of single requests, and throughput with all lanes full; the keys of its file in the cache."""
+    """Times of single requests, and throughput with all lanes full; the fields are keys of its file in the cache."""
 
     lanes: Count
     threads: Count
@@ -34,8 +34,8 @@ class FirstNumbers(BaseModel, extra="forbid", frozen=True):
     """Share by which these times may be too long, because other processes ran meanwhile."""
 
     @property
-    def words(self) -> str:
-        """The division in words."""
+    def label(self) -> str:
+        """The name of the division in messages: "2 lanes x 4 threads"."""
         threads = f" x {self.threads} threads" if self.threads > 1 else ""
         return f"{self.lanes} lane{'s' * (self.lanes > 1)}{threads}"
 
@@ -48,7 +48,7 @@ class FirstNumbers(BaseModel, extra="forbid", frozen=True):
 
 
 class Surveyed(NamedTuple):
-    """A measured number of lanes."""
+    """The measurements with one number of lanes."""
 
     first: FirstNumbers
     host: Host | None

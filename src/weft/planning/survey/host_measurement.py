@@ -37,8 +37,8 @@ def measure(
     """Measure this machine with these models, or with the models of a workload, as ``weft serve`` runs them.
 
     device: ``host``, its cores; or a device in it, such as a GPU, which has one lane.
-    lanes: by default one less than the cores. seconds: duration of the measurement of all models together.
-    cache: folder that keeps cut models between runs.
+    lanes: by default one less than the cores. threads: per lane. seconds: duration of the measurement of all models
+    together. cache: folder that keeps cut models between runs.
     """
     subjects = subjects_of(models) if isinstance(models, Workload) else list(map(_subject, models))
     if not is_measured(device):

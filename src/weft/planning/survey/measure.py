@@ -1,4 +1,7 @@
-"""Measure this machine through a server: clients keep its lanes busy, with one model at a time and with all of them."""
+"""Measure this machine through a server: clients keep its lanes busy, with one model at a time and with all of them.
+
+*alone*: with nothing else running. *together*: all models on all lanes. *in turns*: all models alternate on one lane.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +156,7 @@ def survey_lanes(
 
     Numbers of lanes are yielded in ascending order as soon as each is measured.
 
-    device: the server's device.
+    device: the server's device. threads: per lane. seconds: as in ``survey``. cache: the server's.
     repository: the server's repository, instead of the sources of the models.
     isolation: where models run, as in the server's setting of that name.
     left_out: decides by the first numbers whether the rest is not measured; by default all is.
@@ -172,9 +175,11 @@ def survey_lanes(
         _require_task(subject)
         measured.setdefault(subject.file, subject)
     measured_names = {subject.name: measured[subject.file].name for subject in subjects}
-    counts, chosen = sorted({*lanes}), tuple(measured.values())
+    lane_counts, one_per_file = sorted({*lanes}), tuple(measured.values())
     with _open_cache(cache) as folder:
-        lane_survey = _Survey(chosen, counts, threads, seconds, folder, repository, progress, isolation, device)
+        lane_survey = _Survey(
+            one_per_file, lane_counts, threads, seconds, folder, repository, progress, isolation, device
+        )
         if left_out is not None:
             lane_survey.left_out = lambda numbers: left_out(numbers.with_stitched(measured_names))
         for first_numbers, host in lane_survey.results():
@@ -216,7 +221,7 @@ def with_stitched(host: Host, measured: Mapping[str, str]) -> Host:
     """Return *host* with all models of stitched files; *measured*: model -> the measured model of the same file."""
     models = {}
     for name, source in measured.items():
-        loses = host.models[source].loses
+        loses = host.models[source].loses  # other model -> share of speed lost to it
         all_loses = {other: loses[others_source] for other, others_source in measured.items() if loses}
         models[name] = host.models[source].model_copy(update={"loses": all_loses})
     return host.model_copy(update={"models": models})
@@ -313,7 +318,7 @@ class _Survey:
             self._read_profiles(server)
             alone = {subject.name: self._single(server, subject) for subject in self.subjects}
             first_numbers, one_lane_streams = self._first_numbers(server, 1, alone)
-            gaps_s = self.full_gaps_s
+            gaps_s = self.full_gaps_s  # those of one lane, which other numbers of lanes replace
             if 1 not in self.lanes or not self.left_out(first_numbers):
                 one_lane = self._one_lane(server, alone, one_lane_streams)
         for lanes in self.lanes:
@@ -478,17 +483,21 @@ class _Survey:
         return gaps_s if len(gaps_s) >= LEAST_RUNS or self._queued_segments else self.full_gaps_s
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
-        """Return latencies of single requests minus the times of segments and gaps; the first fifth is warm-up."""
+        """Return latencies of single requests minus the times of segments and gaps; the first fifth is warm-up.
+
+        gaps_s: the gaps between segments, of which the mean is also expected before the first segment.
+        """
+        # 5 ms: more than a server takes for anything but segments
         expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005 + PAUSE_S
         stream = self._closed_stream(subject, 1) | {"think_ms": PAUSE_S * 1e3}
         # not among the repeats: after pauses a model takes 1.5 times as long on a quiet machine (cold caches)
         measurement = self._measure_load(server, [stream], f"overhead of {subject.name}", OVERHEADS * expected_s)
-        count = len(self.served[subject.name]["segments"])
-        extents_s = [run[-1].end_s - run[0].start_s for run in runs(measurement.all_spans, subject.name, count)]
+        segments = len(self.served[subject.name]["segments"])
+        extents_s = [run[-1].end_s - run[0].start_s for run in runs(measurement.all_spans, subject.name, segments)]
         latencies_s = measurement.result.streams[0].latency_s.tolist()
         if len(extents_s) != len(latencies_s):
             raise InputError(f"{subject.name}: {len(latencies_s)} requests made {len(extents_s)} runs; measure again")
-        first_gap_s = fmean(gaps_s) if gaps_s else 0.0  # before the first segment
+        first_gap_s = fmean(gaps_s) if gaps_s else 0.0
         pairs = zip(latencies_s, extents_s, strict=True)
         overheads_s = [max(0.0, latency_s - extent_s - first_gap_s) for latency_s, extent_s in pairs]
         return overheads_s[len(extents_s) // 5 :]
@@ -602,7 +611,8 @@ class _Survey:
 
     def _least_s(self, streams: Sequence[dict[str, Any]]) -> float:
         """Return the seconds after which ``LEAST_RUNS`` runs of each stream are expected."""
-        rows = [max(1, *(shape[0] for shape in stream["shapes"].values()), 1) for stream in streams]  # of a request
+        # rows of a request; the second 1 is there because max needs two arguments
+        rows = [max(1, *(shape[0] for shape in stream["shapes"].values()), 1) for stream in streams]
         # one request of every client, one after another: closed streams wait for each other
         turn_s = sum(
             stream.get("clients", 0) * sum(self.served[served_name(stream["model"])]["times_s"]["1"]) * count
@@ -703,7 +713,7 @@ class SlowDown(NamedTuple):
 
 
 def slow_down(together_s: Sequence[float], alone_s: Sequence[float]) -> SlowDown:
-    """Return the ratio of the mean times of runs; its error is infinite if there are too few of them."""
+    """Return the ratio of the mean times of runs beside others and alone; its error is infinite for too few runs."""
     if min(len(together_s), len(alone_s)) < 2:
         return SlowDown(1.0, inf)
     factor = fmean(together_s) / fmean(alone_s)

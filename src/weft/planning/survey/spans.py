@@ -90,7 +90,7 @@ def losses(
     """
     shares = {}
     models = list(alone)
-    overlaps = overlaps_of(spans, models, cores)
+    overlaps = overlaps_of(spans, models, cores)  # per span, (seconds on a core, seconds beside each model)
     for model, measured in alone.items():
         indices = [index for index, span in enumerate(spans) if span.model == model]
         work_s = [measured.times_at(spans[index].rows)[spans[index].segment] for index in indices]

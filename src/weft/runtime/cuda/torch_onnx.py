@@ -120,7 +120,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
             attributes["to"] = next(number for number, kind in TYPES.items() if kind == self.dtype)
         if entry.name == "Gather" and (index := self._arrays.get(node.input[1])) is not None:
             attributes |= {"from_zero": int(not index.size or index.min() >= 0)}
-            attributes |= {} if index.ndim else {"place": int(index)}
+            attributes |= {} if index.ndim else {"single_index": int(index)}
         numbers = entry.torch_numbers
         arguments = tuple(self._parse_argument(name, place in numbers) for place, name in enumerate(node.input))
         context = TorchNode(torch, attributes, len(node.output), versions.get(node.domain, 1))

@@ -85,7 +85,7 @@ class Case:
         if not program.exits:
             return None
         layers_of_exit = np.array([*program.exits, len(program)], np.int64)
-        return (layers_of_exit[block] for block in self.workload.fates(index, seed))
+        return (layers_of_exit[block] for block in self.workload.exits_taken(index, seed))
 
     def steered(self, index: int) -> Steered | None:
         """Return the exit threshold of a stream if it depends on the load, else None."""

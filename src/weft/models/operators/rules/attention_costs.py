@@ -34,7 +34,7 @@ def attention(node: ImportedNode, past: int = 4) -> list[LayerDraft]:
         raise ModelError("Attention needs an input of 3 axes and a weight of 2")
     batch, rows, width = data.shape
     heads = _head_count(node, "num_heads")
-    sizes = node.attributes.integers("qkv_hidden_sizes", (weight.shape[1] // 3,) * 3)
+    sizes = node.attributes.integers("qkv_hidden_sizes", (weight.shape[1] // 3,) * 3)  # widths of q, k and v
     cache = node.input(past)
     keys = rows + (cache.shape[3] if cache is not None and len(cache.shape) == 5 else 0)
     core = _scores_and_context(node, AttentionSizes(batch, heads, rows, keys, sizes[0] // heads, sizes[-1] // heads))
@@ -67,7 +67,7 @@ def decoder_attention(node: ImportedNode) -> list[LayerDraft]:
     """DecoderAttention: keys are of the query's sequence or of another (static_kv), and may be cached (use_past)."""
     query, key, cache = need(node, 0), need(node, 1), node.input(6)
     rows, batch, width = _axes(query, 3)
-    static, past = _flag(node, 8), _flag(node, 9)
+    static, past = _flag(node, 8), _flag(node, 9)  # static_kv, use_past
     cached = cache.shape[2] if past and cache is not None and len(cache.shape) == 4 else 0
     new_keys = 0 if static and past else key.shape[0] if static else rows
     heads = _head_count(node, "num_heads")
@@ -84,17 +84,17 @@ def packed_attention(node: ImportedNode) -> list[LayerDraft]:
     data, weight = need(node, 0), need(node, 1)
     batch, rows = _axes(need(node, 3), 2)
     heads = _head_count(node, "num_heads")
-    sizes = node.attributes.integers("qkv_hidden_sizes", (weight.shape[-1] // 3,) * 3)
+    sizes = node.attributes.integers("qkv_hidden_sizes", (weight.shape[-1] // 3,) * 3)  # widths of q, k and v
     core = _scores_and_context(node, AttentionSizes(batch, heads, rows, rows, sizes[0] // heads, sizes[-1] // heads))
     return [*_projection(node, data, weight, "qkv"), *core]
 
 
 def packed_multi_head_attention(node: ImportedNode) -> list[LayerDraft]:
-    """PackedMultiHeadAttention: as PackedAttention, of projected queries, keys and values; input 4 has that shape."""
+    """PackedMultiHeadAttention: of projected tokens; the shape of input 4 is (sequences, longest sequence)."""
     query, value = need(node, 0), node.input(2)
     batch, rows = _axes(need(node, 4), 2)
     heads = _head_count(node, "num_heads")
-    d = query.shape[-1] if len(query.shape) == 4 else query.shape[-1] // heads
+    d = query.shape[-1] if len(query.shape) == 4 else query.shape[-1] // heads  # 4 axes: heads are an axis
     dv = d if value is None else value.shape[-1] // heads
     return _scores_and_context(node, AttentionSizes(batch, heads, rows, rows, d, dv))
 
@@ -249,7 +249,7 @@ def _head_count(node: ImportedNode, name: str) -> int:
 
 
 def _scores_and_context(node: ImportedNode, sizes: AttentionSizes) -> list[LayerDraft]:
-    """The core of an attention, two products: queries times keys and scores times values; no layers if one is empty."""
+    """The two products of an attention: queries times keys, and scores times values; no layers if one is empty."""
     batch, heads, queries, keys, d, dv = sizes
     scores = sized_gemm(queries, d, keys, batch * heads)
     context = sized_gemm(queries, keys, dv, batch * heads)

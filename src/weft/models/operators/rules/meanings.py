@@ -122,7 +122,7 @@ def hard_sigmoid(t: TorchNode, x: TorchTensor) -> TorchTensor:
 
 
 def selu(t: TorchNode, x: TorchTensor) -> TorchTensor:
-    alpha, gamma = t.get("alpha", 1.6732632423543772), t.get("gamma", 1.0507009873554805)
+    alpha, gamma = t.get("alpha", 1.6732632423543772), t.get("gamma", 1.0507009873554805)  # defaults of the standard
     return gamma * t.nn.elu(x, alpha)
 
 
@@ -204,8 +204,8 @@ def reduced(
     return meaning
 
 
-def over(name: str) -> Callable[[TorchNode, TorchTensor, list[int], bool], TorchTensor]:
-    """The torch reduction *name*, which takes several axes, as a function for ``reduced``."""
+def over_axes(name: str) -> Callable[[TorchNode, TorchTensor, list[int], bool], TorchTensor]:
+    """The torch reduction *name* (such as ``sum``), which takes several axes, as a function for ``reduced``."""
 
     def function(t: TorchNode, x: TorchTensor, axes: list[int], keep: bool) -> TorchTensor:
         t.refuse(name in ("amax", "amin") and 0 in x.shape, "the extreme of no elements")
@@ -214,7 +214,7 @@ def over(name: str) -> Callable[[TorchNode, TorchTensor, list[int], bool], Torch
     return function
 
 
-def product_over(t: TorchNode, x: TorchTensor, axes: list[int], keep: bool) -> TorchTensor:
+def product_over_axes(t: TorchNode, x: TorchTensor, axes: list[int], keep: bool) -> TorchTensor:
     """The product over several axes, one after another, since torch's ``prod`` takes a single axis."""
     for axis in sorted((axis % x.dim() for axis in axes), reverse=True):
         x = x.prod(dim=axis, keepdim=keep)
@@ -282,6 +282,7 @@ def batch_norm(
     t: TorchNode, x: TorchTensor, scale: TorchTensor, bias: TorchTensor, mean: TorchTensor, variance: TorchTensor
 ) -> TorchTensor:
     t.refuse(t.get("training_mode", 0) or t.outputs > 1, "a batch norm in training mode")
+    # False, 0.0: not in training, without momentum
     return t.nn.batch_norm(x, mean, variance, scale, bias, False, 0.0, t.get("epsilon", 1e-5))
 
 
@@ -317,12 +318,12 @@ def skip_norm(norm: Meaning) -> Meaning:
 
     def meaning(t: TorchNode, x: TorchTensor, skip: TorchTensor, *parameters: TorchTensor) -> Any:
         t.refuse(t.outputs not in (1, 4), "a norm that also gives out its mean")
-        count = 2 if norm is layer_norm else 1
+        count = 2 if norm is layer_norm else 1  # scale and bias, or only a scale
         norm_parameters, bias = parameters[:count], parameters[count] if len(parameters) > count else None
         total = x + skip if bias is None else x + skip + bias
         norm_node = TorchNode(t.torch, {"epsilon": t.get("epsilon", 1e-12)}, 1, t.version)
         result = norm(norm_node, total, *norm_parameters)
-        return result if t.outputs == 1 else (result, None, None, total)
+        return result if t.outputs == 1 else (result, None, None, total)  # None: mean and deviation, for training
 
     return meaning
 
@@ -374,7 +375,7 @@ def fused_matmul(t: TorchNode, a: TorchTensor, b: TorchTensor) -> TorchTensor:
 def matmul_integer(t: TorchNode, a: TorchTensor, b: TorchTensor, *zeros: TorchTensor) -> TorchTensor:
     """The product of two quantised matrices as int32; *zeros*: optional zero points of *a* and *b*."""
     zero_a, zero_b = (*zeros, None, None)[:2]
-    if zero_a is not None and zero_a.dim() == 1:
+    if zero_a is not None and zero_a.dim() == 1:  # one for each row
         zero_a = zero_a.unsqueeze(-1)
     a, b = (
         matrix.to(t.torch.int32) - (0 if zero is None else zero.to(t.torch.int32))
@@ -467,6 +468,7 @@ def slice_(
         if step > 0:
             index[axis] = slice(start, end, step)
             continue
+        # an end before the first element, which slice() would count from the end, means: including the first
         selected = range(*slice(start, end if end >= -x.shape[axis] else None, step).indices(x.shape[axis]))
         x = x.flip(axis)
         first = x.shape[axis] - 1 - selected.start
@@ -481,6 +483,7 @@ def pad(
     fill: Numbers | None = None,
     axes: Numbers | None = None,
 ) -> TorchTensor:
+    """Pad constants by torch's function, other modes by selecting elements; *fill*: the constant as a tuple of one."""
     amounts = t.numbers("pads", pads_input) or ()  # before each axis, then after each axis
     widths, count = [(0, 0)] * x.dim(), len(amounts) // 2
     for axis, before, after in zip(axes or range(x.dim()), amounts[:count], amounts[count:], strict=True):
@@ -509,12 +512,12 @@ def _source_index(target: int, size: int, mode: str) -> int:
 def gather(t: TorchNode, x: TorchTensor, index: TorchTensor) -> TorchTensor:
     """Gather by index_select, which is faster than indexing with a tensor of several dimensions.
 
-    Two attributes are weft's, not ONNX's: ``place`` is a single constant index, ``from_zero`` says that no index is
-    negative.
+    Two attributes are weft's, not ONNX's: ``single_index`` is the index if it is one constant, ``from_zero`` says that
+    no index is negative.
     """
     axis = t.get("axis", 0) % x.dim()
-    if t.get("place") is not None:
-        return x.select(axis, t.get("place"))
+    if t.get("single_index") is not None:
+        return x.select(axis, t.get("single_index"))
     if not t.get("from_zero", 0):
         index = _from_zero(t, index, x.shape[axis])
     if index.dim() == 1:
@@ -540,6 +543,7 @@ def gather_nd(t: TorchNode, x: TorchTensor, index: TorchTensor) -> TorchTensor:
 
 
 def scatter_elements(t: TorchNode, x: TorchTensor, index: TorchTensor, updates: TorchTensor) -> TorchTensor:
+    """Write *updates* at *index* along an axis; a reduction combines them with the values that are there."""
     axis, how = t.get("axis", 0), t.get("reduction", "none")
     index = _from_zero(t, index, x.shape[axis])
     if how == "none":
@@ -561,6 +565,7 @@ def _from_zero(t: TorchNode, index: TorchTensor, size: int) -> TorchTensor:
 
 
 def one_hot(t: TorchNode, index: TorchTensor, depth: Numbers, values: TorchTensor) -> TorchTensor:
+    """OneHot; *depth*: the number of categories, in a tuple; *values*: [off, on]."""
     axis, size = t.get("axis", -1), int(depth[0])
     positions = t.torch.arange(size, device=index.device)
     index = index.to(t.torch.int64).unsqueeze(-1)
@@ -573,9 +578,10 @@ def triangle(t: TorchNode, x: TorchTensor, diagonal: Numbers | None = None) -> T
 
 
 def depth_to_space(t: TorchNode, x: TorchTensor) -> TorchTensor:
+    """Move blocks of channels to squares of pixels; ``space_to_depth`` is the inverse."""
     rows, channels, height, width = x.shape
     size = t.get("blocksize")
-    if t.get("mode", "DCR") == "CRD":
+    if t.get("mode", "DCR") == "CRD":  # order of axes in a channel: depth, column, row; or column, row, depth
         return t.nn.pixel_shuffle(x, size)
     x = x.reshape(rows, size, size, channels // size**2, height, width).permute(0, 3, 4, 1, 5, 2)
     return x.reshape(rows, channels // size**2, height * size, width * size)

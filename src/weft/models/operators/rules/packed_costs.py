@@ -35,7 +35,7 @@ def named(draft: LayerDraft, part: str) -> LayerDraft:
 
 
 def packed(node: ImportedNode, k: int, n: int, bits: int, index: int = 1) -> list[LayerDraft]:
-    """A product with packed weights of *bits* bits in input *index*; *k* and *n* are the sizes before packing."""
+    """A product with packed weights of *bits* bits in input *index*; *k*, *n*: rows and columns before packing."""
     data, stored = need(node, 0), need(node, index)
     gemm = sized_gemm(data.elements // max(k, 1), k, n)
     weight = Tensor((k, n), stored.dtype, bits, constant=True, stored=(Stored(k * n, stored.dtype),))
@@ -99,8 +99,8 @@ def _experts(node: ImportedNode, weight_inputs: dict[str, int], bits: dict[str, 
     packed weight; layers without an entry are not packed.
     """
     data = need(node, 0)
-    # rows of all experts' products together
-    tokens = data.elements // max(1, data.shape[-1]) * node.attributes.integer("k", 1)
+    # rows of all experts' products together; each may be the only one of its expert
+    rows = data.elements // max(1, data.shape[-1]) * node.attributes.integer("k", 1)
     drafts = []
     for name, index in weight_inputs.items():
         stored = node.input(index)
@@ -115,11 +115,11 @@ def _experts(node: ImportedNode, weight_inputs: dict[str, int], bits: dict[str, 
         weight = Tensor(
             (experts, n, k), stored.dtype, packed_bits or stored.bits, constant=stored.constant, stored=parameters
         )
-        gemm = sized_gemm(tokens, k, n)
+        gemm = sized_gemm(rows, k, n)
         if gemm is not None:
             data_node = ImportedNode(node.name, node.op, (data,), node.outputs, node.attributes)
             layer = named(draft(data_node, "gemm", gemm=gemm, weight=weight, trained=(weight,)), name)
-            weights_read = min(experts, tokens) * n * k if stored.constant else 0
+            weights_read = min(experts, rows) * n * k if stored.constant else 0
             drafts.append(replace(layer, layer=replace(layer.layer, weights=weights_read)))
     return chained(drafts)
 
@@ -129,7 +129,7 @@ def attn_lstm(node: ImportedNode) -> list[LayerDraft]:
 
     The products of each step (query, scores, context, attention layer) are counted together as the layer ``looks``.
     """
-    query, memory, attention_layer = node.input(8), node.input(11), node.input(13)
+    query, memory, attention_layer = node.input(8), node.input(11), node.input(13)  # query's and last are weights
     steps = recurrent(node, gates=4)
     if query is None or memory is None or not steps or len(query.shape) != 3 or len(memory.shape) != 3:
         return steps

@@ -134,7 +134,7 @@ def need(node: ImportedNode, index: int) -> Tensor:
 def recurrent(node: ImportedNode, gates: int, inner: int = 2) -> list[LayerDraft]:
     """Cost of a recurrent layer: each step multiplies input and state by the weights W and R of every gate.
 
-    inner: the axis of W and R that is summed over.
+    gates: their number, such as 4 in an LSTM. inner: the axis of W and R that is summed over.
     """
     data, w, r = need(node, 0), need(node, 1), need(node, 2)
     if not len(data.shape) == len(w.shape) == len(r.shape) == 3:
@@ -144,6 +144,7 @@ def recurrent(node: ImportedNode, gates: int, inner: int = 2) -> list[LayerDraft
     gemm = sized_gemm(data.shape[0] * data.shape[1], width + hidden, gates * hidden, directions)
     if gemm is None:
         return []
+    # inputs 3 and 7: biases and peepholes
     result = draft(node, "rnn", gemm=gemm, weight=w, trained=(w, r, node.input(3), node.input(7)))
     if w.constant and r.constant:
         result = replace(result, layer=replace(result.layer, weights=w.elements + r.elements))
@@ -197,7 +198,7 @@ def _parse_equation(equation: str, operands: Sequence[Tensor]) -> tuple[list[str
     terms = left.split(",")
     if len(terms) != len(operands):
         raise ModelError(f"the equation {equation!r} does not fit {len(operands)} operands")
-    spare = [chr(code) for code in range(0x3B1, 0x3B1 + 64)]
+    spare = [chr(code) for code in range(0x3B1, 0x3B1 + 64)]  # from alpha on; equations have Latin letters
     named = [len(term.replace("...", "")) for term in terms]
     hidden = [len(tensor.shape) - count for count, tensor in zip(named, operands, strict=True)]
     if any(count < 0 or (count and "..." not in term) for term, count in zip(terms, hidden, strict=True)):

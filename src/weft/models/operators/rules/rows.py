@@ -39,7 +39,7 @@ def joined(*operands: Owners | None) -> Owners | None:
         if owners is not None and operand is not None:
             try:
                 clash = (owners != operand) & (owners != 0) & (operand != 0)
-            except ValueError as error:
+            except ValueError as error:  # they do not broadcast
                 raise Mixed from error
             if np.any(clash):
                 raise Mixed
@@ -382,6 +382,7 @@ def _resized_axes(case: RowCase) -> Iterable[int]:
         return range(case.rank())
     if text("keep_aspect_ratio_policy") not in ("", "stretch"):
         return axes
+    # scales are an input whose index depends on the opset, or in the oldest opsets an attribute
     scales_input = 1 if case.node.op_type == "Upsample" or case.version < 11 else 2
     attributes = [attribute.floats for attribute in case.node.attribute if attribute.name == "scales"] or [[]]
     scales = np.ravel(case.value(scales_input)).tolist() if case.given(scales_input) else attributes[0]
@@ -405,6 +406,7 @@ def _product(left: int = 0, right: int = 1, added: int = -1) -> Follow:
             raise Mixed
         rows = _sum_out(case, left, bool(attributes.integer("transA", 0)), -1)
         columns = _sum_out(case, right, bool(attributes.integer("transB", 0)), -2)
+        # a factor that is a vector has no rows (axis -2) or no columns (axis -1) in the result
         vector_axes = [axis for axis, index in ((-2, left), (-1, right)) if case.rank(index) == 1]
         owners = joined(rows, columns)
         owners = owners if owners is None else np.squeeze(owners, tuple(vector_axes))
@@ -455,14 +457,14 @@ def _convolution(case: RowCase) -> OutputOwners:
 
     So samples may also lie side by side as groups of channels (axis 1 of a standard convolution).
     """
-    fused = case.node.op_type == "FusedConv"
+    fused = case.node.op_type == "FusedConv"  # its input 3 is added to the result
     case.require_rows_only_in([0, 3] if fused else [0])
     owners, groups = case.owner(0), case.attributes.integer("group", 1)
     output_shape = case.output_shapes[0]
     if owners is None or output_shape is None:
         raise Mixed
     owners = collapsed(owners, range(1 if case.attributes.integer("channels_last", 0) else 2, owners.ndim))
-    if owners.shape[1] > 1:
+    if owners.shape[1] > 1:  # samples side by side
         by_group = collapsed(owners.reshape(owners.shape[0], groups, -1), [2])[..., 0]
         owners = np.repeat(by_group, output_shape[1] // groups, axis=1).reshape(
             owners.shape[0], -1, *(1,) * (owners.ndim - 2)
@@ -532,7 +534,7 @@ def _attention(case: RowCase) -> OutputOwners:
 
 
 def _feature_rows(case: RowCase) -> OutputOwners:
-    """Operators on a matrix (rows, features), as in ai.onnx.ml; a vector, which is a single row, is refused."""
+    """Operators on a matrix (rows, features), as in ai.onnx.ml, keep rows apart; a vector (a single row) is refused."""
     if case.rank() < 2:
         raise Mixed
     return _keep_rows_apart({0: 0})(case)
@@ -567,9 +569,9 @@ def elementwise_of(*inputs: int) -> RowRule:
     return RowRule(_elementwise_of(*inputs))
 
 
-def moved(*inputs: int, by: tuple[int, ...] = ()) -> RowRule:
-    """Rule: elements of these inputs (none given: all inputs) are moved; *by*: inputs whose values say where to."""
-    return RowRule(_follow_moves(*inputs), by, bool(by))
+def moved(*inputs: int, positions_in: tuple[int, ...] = ()) -> RowRule:
+    """Rule: elements of these inputs (none given: all) are moved; *positions_in*: inputs whose values say where to."""
+    return RowRule(_follow_moves(*inputs), positions_in, bool(positions_in))
 
 
 def along_axis(default: int, *inputs: int) -> RowRule:
@@ -622,7 +624,7 @@ recurrent = RowRule(_recurrent)
 attention = RowRule(_attention)
 features = RowRule(_feature_rows)
 constant = RowRule(_constant)
-whole = RowRule(_refuse_mixing)
+mixes_rows = RowRule(_refuse_mixing)
 
 
 def owners_after(rule: RowRule | None, case: RowCase) -> list[Owners | None]:

@@ -64,7 +64,10 @@ _ATTENTION = {  # attributes that ``attention`` handles or refuses by value
 
 
 def attention(t: TorchNode, q: TorchTensor, k: TorchTensor, v: TorchTensor, *others: TorchTensor) -> TorchTensor:
-    """The standard's Attention without a cache; inputs of 3 axes have the heads side by side, of 4 axes on axis 1."""
+    """The standard's Attention without a cache; inputs of 3 axes have the heads side by side, of 4 axes on axis 1.
+
+    others: an optional mask, and inputs of a cache, with which the meaning is refused.
+    """
     mask = others[0] if others else None
     t.refuse(set(t.attributes) - _ATTENTION, "attention within a window, or with other attributes")
     t.refuse(
@@ -80,7 +83,7 @@ def attention(t: TorchNode, q: TorchTensor, k: TorchTensor, v: TorchTensor, *oth
 
 
 def multi_head_attention(t: TorchNode, q: TorchTensor, k: Any = None, v: Any = None, *others: Any) -> TorchTensor:
-    """com.microsoft MultiHeadAttention of separate queries, keys and values, with an optional bias."""
+    """com.microsoft MultiHeadAttention of separate queries, keys and values; *others*: a bias, and refused inputs."""
     bias = others[0] if others else None
     t.refuse(
         k is None or v is None or q.dim() != 3 or k.dim() != 3 or v.dim() != 3 or t.outputs > 1

@@ -161,7 +161,7 @@ def nonzero_places(inputs: Inputs, attributes: Attributes) -> Sizes | None:
 
 
 def reshaped(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    """Shape of the oldest Reshape, whose target is the attribute ``shape``."""
+    """Shape of the oldest Reshape, whose target is the attribute ``shape``; 0 keeps a size, -1 takes the rest."""
     source, target = shape_of(inputs, 0) or (), attributes.integers("shape", ())
     sizes = [source[axis] if size == 0 and axis < len(source) else size for axis, size in enumerate(target)]
     known = math.prod(size for size in sizes if size > 0)
@@ -227,7 +227,7 @@ def signal(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return (*shape[:-2], 2 * (shape[-2] - 1)) if attributes.integer("onesided", 1) else shape[:-1]
 
 
-def words(inputs: Inputs, attributes: Attributes) -> Shape | None:
+def word_convolution(inputs: Inputs, attributes: Attributes) -> Shape | None:
     """Shape of WordConvEmbedding: a row per word, a column per filter."""
     data, weight = shape_of(inputs, 0), shape_of(inputs, 1)
     return (*data[:-1], weight[0]) if data and weight else None
@@ -263,6 +263,7 @@ def _count_windows(attributes: Attributes, axis: int, spatial: Shape, window: Sh
     if mode.startswith("SAME"):
         return -(-spatial[axis] // stride)
     pads = attributes.integers("pads", (0,) * 2 * len(window)) if mode != "VALID" else (0,) * 2 * len(window)
+    # elements from the first to the last of a window; and those by which it can move
     reach = attributes.integers("dilations", (1,) * len(window))[axis] * (window[axis] - 1) + 1
     room = spatial[axis] + pads[axis] + pads[axis + len(window)] - reach
     return max(0, (-(-room // stride) if attributes.integer("ceil_mode", 0) else room // stride) + 1)
@@ -289,10 +290,11 @@ def unblocked(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return (shape[0], *shape[2:], channels) if last else (shape[0], channels, *shape[2:])
 
 
-def spread(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    """Shape of a transposed convolution whose padding is input 2."""
+def transposed_convolution(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of ConvTransposeWithDynamicPads, a transposed convolution whose padding is input 2."""
     shape, kernel = shape_of(inputs, 0) or (), shape_of(inputs, 1) or ()
     rank = len(shape) - 2
+    # no padding if the input is left out; an unknown shape if its values are unknown
     pads = values_of(inputs, 2) or ((0,) * 2 * rank if shape_of(inputs, 2) is None else None)
     if rank < 1 or len(kernel) != len(shape) or pads is None:
         return None

@@ -139,7 +139,10 @@ def resize(
     scales: Numbers | None = None,
     sizes: Numbers | None = None,
 ) -> TorchTensor:
-    """Resize axis by axis, as a weighted sum of selected elements; scales and sizes are constants, no tensors."""
+    """Resize axis by axis, as a weighted sum of selected elements; the *region* of a crop is refused.
+
+    scales, sizes: of each axis, one of them given.
+    """
     t.refuse(
         t.get("antialias", 0)
         or t.get("keep_aspect_ratio_policy", "stretch") != "stretch"
@@ -176,7 +179,10 @@ def _resample(t: TorchNode, x: TorchTensor, axis: int, taps: Taps) -> TorchTenso
 
 
 def _compute_taps(t: TorchNode, size: int, length: int, scale: float) -> Taps:
-    """The interpolation of *length* output elements from *size* input elements, by the node's attributes."""
+    """The interpolation of *length* output elements from *size* input elements, by the node's attributes.
+
+    scale: *length* over *size*, before *length* is rounded.
+    """
     mode = t.get("mode", "nearest")
     centres = [_position(t, index, size, length, scale) for index in range(length)]
     if mode == "nearest":
