@@ -108,17 +108,20 @@ class Worker:
             self._send_report(PlanReport(job.number, "failed", message=_one_line(error)))
             return
         certificate = solution.certificate
-        numbers = certificate.seconds, certificate.value, certificate.bound, solution.outcome.makespan_s
-        schedule, proved = solution.schedule, certificate.proved
-        self._send_report(PlanReport(job.number, "ended", *numbers, schedule, proved, certificate.ended))
+        report = PlanReport(
+            job.number, "ended", seconds=certificate.seconds, value=certificate.value, bound=certificate.bound,
+            makespan_s=solution.outcome.makespan_s, schedule=solution.schedule, proved=certificate.proved,
+            message=certificate.ended,
+        )  # fmt: skip
+        self._send_report(report)
 
     def _report_better(self, job: PlanJob, improvement: Improvement) -> None:
         """Report a better schedule of *job*, with its makespan."""
         is_makespan = job.options.objective == "latency"
         makespan_s = improvement.value if is_makespan else simulate(job.problem, improvement.schedule).makespan_s
-        numbers = improvement.seconds, improvement.value, improvement.bound, makespan_s
+        seconds, value, bound, schedule = improvement
         self._running = None  # an interrupt while a message is written would leave half a message in the pipe
-        self._send_report(PlanReport(job.number, "better", *numbers, improvement.schedule))
+        self._send_report(PlanReport(job.number, "better", seconds, value, bound, makespan_s, schedule))
         self._running = job.number
         self.interrupted()
 
@@ -179,6 +182,7 @@ class Planner:
         with self._changed:
             self._number += 1
             self._job = PlanJob(self._number, problem, options)
+            # Reports about the last problem are dropped; that the process has died holds for the new one as well.
             self._news = deque(item for item in self._news if item.report.kind == LOST)
             if self._given_up:
                 self._start()

@@ -117,6 +117,7 @@ def _elements_at_cuts(model: Model) -> dict[int, int]:
 
 
 def _group(layers: tuple[Layer, ...], output_elements: int | None) -> LayerGroup:
+    """The group of *layers*; *output_elements*: None: those of its last layer."""
     first_name, last_name = layers[0].name, layers[-1].name
     elements = layers[-1].output_elements if output_elements is None else output_elements
     return LayerGroup(first_name if len(layers) == 1 else f"{first_name} .. {last_name}", layers, elements)

@@ -47,7 +47,7 @@ def _cheapest_path(
     # No run can switch more often than between all of its groups.
     max_left = min(max_switches or 0, len(problem.tasks[task].groups) - 1)
     values, choices = _costs_to_end(costs, leave, begins_run, max_left)
-    source, switches_left, units = -1, max_left, []
+    source, switches_left, units = -1, max_left, []  # -1: the task comes from outside
     for i in range(len(costs)):
         unit = int(choices[i][switches_left, source])
         switches_left = max_left if begins_run[i] else switches_left - (unit != source)
@@ -141,8 +141,8 @@ def _count(switches: int) -> str:
 
 def _reasons(stretches: Sequence[Stretch]) -> str:
     """Text such as "group 'a' on dla only, then groups 'b' to 'd' on gpu only"; at most four stretches."""
-    shown = [f"{_span(stretch.groups)} on {' or '.join(stretch.units)} only" for stretch in stretches[:4]]
-    return ", then ".join(shown) + (", ..." if len(stretches) > 4 else "")
+    texts = [f"{_span(stretch.groups)} on {' or '.join(stretch.units)} only" for stretch in stretches[:4]]
+    return ", then ".join(texts) + (", ..." if len(stretches) > 4 else "")
 
 
 def _span(groups: Sequence[str]) -> str:

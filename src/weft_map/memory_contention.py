@@ -81,7 +81,7 @@ def physical_cores() -> list[int]:
 
 
 def _core_key(cpu: int) -> str:
-    """A text that is the same for all hardware threads of a core: Linux's list of sibling threads."""
+    """A text that is the same for all hardware threads of a core: Linux's list of them; elsewhere the thread's number."""
     file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     return file.read_text(encoding="ascii") if file.exists() else str(cpu)
 
@@ -132,7 +132,7 @@ def host_soc(
                 contention=fit.model if fit.contended else BandwidthSharing(),
                 bandwidth_gb_s=round(float(matrix.own_gb_s[-1]), 3),
                 peak_tflops=peak_tflops,
-                efficiency=0.5 if peak_tflops is None else 1.0,
+                efficiency=0.5 if peak_tflops is None else 1.0,  # a measured speed is what large products reach
             ),
         ),
     )

@@ -211,7 +211,7 @@ def _check_order(tasks: Sequence[Task]) -> None:
 
 
 def _build_tables(problem: Problem) -> Tables:
-    """The arrays of *problem*; indices are n: task, i: step, u: unit, v: the unit of the step before."""
+    """The arrays of *problem*; indices are n: task, i: step, u: unit, v: unit of the step before (-1: outside)."""
     tasks, units = problem.tasks, problem.units
     steps = np.array([len(task.groups) * task.repeats for task in tasks], dtype=np.int64)
     shape = (len(tasks), int(steps.max()), len(units))

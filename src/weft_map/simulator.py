@@ -117,7 +117,7 @@ class SimulatedSoc:
         return DeviceClocks.at(self.now())
 
     def held(self) -> tuple[LaneState, ...]:
-        """None: the schedule chooses units, so the policy needs no state of lanes."""
+        """Empty: the schedule chooses units, so the policy needs no state of lanes."""
         return ()
 
     def completions(self) -> list[Completion]:
@@ -293,6 +293,7 @@ class Chains:
         return all(self._has_ended(task) for task in range(len(self._step)))
 
     def offer(self, device: DeviceClocks) -> Offer:
+        """Offer the next steps of all tasks that may begin; each is at the head of its task's chain."""
         free = (task for task in range(len(self._step)) if self._may_begin(task))
         candidates = tuple(candidate for task in free for candidate in self._candidates(task))
         return Offer(candidates, candidates)
@@ -351,7 +352,7 @@ def _usable_units(problem: Problem, task: int) -> list[list[bool]]:
                 for unit in units
             ]
         )
-    return usable[:0:-1]
+    return usable[:0:-1]  # in the order of steps, without the entry for the end
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from weft.devices import Soc, Unit
 from weft_map.baselines import BASELINES
 from weft_map.cpsat import contention_free
 from weft_map.limits import TaskLimits, check_feasible, keeps_to, shortest
-from weft_map.prices import PriceSet, best_sets, priced, simple_sets
+from weft_map.prices import PriceSet, best_price_sets, simple_price_sets, stack_prices
 from weft_map.problem import Group, Objective, Problem, Task, UnitCost
-from weft_map.schedule import Outcome, Schedule, worth
-from weft_map.search import MOST_STATES, Search, ends_s, idle_freely, rules
+from weft_map.schedule import Outcome, Schedule, value_to_minimise
+from weft_map.search import MOST_STATES, Search, ends_s, idle_freely, make_rules
 from weft_map.simulator import simulate
 
 TINY = 1e-9
@@ -196,7 +196,7 @@ class _SolverRun:
         self, problem: Problem, options: Options, on_improvement: Callable[[Improvement], None] | None
     ) -> None:
         self._problem, self._options, self._on_improvement = problem, options, on_improvement
-        self._began = perf_counter()
+        self._began_s = perf_counter()
         self._value = np.inf
         """Value of the best schedule so far; the throughput is negated, here and in the bounds."""
         self._schedule: Schedule | None = None
@@ -209,11 +209,11 @@ class _SolverRun:
 
     def dive_once(self) -> None:
         """Dive once with width 1, which compiles the kernel of dives."""
-        self._make_search(simple_sets(self._problem.tables), strict=True).dive(1)
+        self._make_search(simple_price_sets(self._problem.tables), strict=True).dive(1)
 
     def run(self) -> Solution:
         """Search and judge baselines in turn, cheap work first: a tiny search, a small proof, then the large proof."""
-        search = self._make_search(simple_sets(self._problem.tables), strict=True)
+        search = self._make_search(simple_price_sets(self._problem.tables), strict=True)
         self._expand(search, TINIEST)
         first_proof_s = self._seconds if search.proved else None
         baselines = self._judge(NAIVE)
@@ -298,13 +298,15 @@ class _SolverRun:
         deadline_s = self._value * (1 + self._options.ties)
         ends_of_tied = {tied: ends for tied, ends in self._proposed.items() if max(ends) <= deadline_s}
         ends_of_tied[schedule] = simulate(self._problem, schedule).finish_s
-        negated_throughputs = {tied: worth(self._problem, ends, "throughput") for tied, ends in ends_of_tied.items()}
+        negated_throughputs = {
+            tied: value_to_minimise(self._problem, ends, "throughput") for tied, ends in ends_of_tied.items()
+        }
         best = min(negated_throughputs, key=lambda tied: negated_throughputs[tied])
         if self._seconds > self._options.time_limit_s:
             return best
-        bound_rules = rules(self._problem, "throughput", self._options.limits, strict=False, deadline_s=deadline_s)
-        prices = priced(self._problem.tables, self._all_price_sets(), bound_rules.switches)
-        search = Search(self._problem, bound_rules, prices, negated_throughputs[best])
+        rules = make_rules(self._problem, "throughput", self._options.limits, strict=False, deadline_s=deadline_s)
+        prices = stack_prices(self._problem.tables, self._all_price_sets(), rules.max_switches)
+        search = Search(self._problem, rules, prices, negated_throughputs[best])
         search.dive(FIRST_WIDTH)
         search.expand(TIE_STATES)
         return search.schedule or best
@@ -322,7 +324,7 @@ class _SolverRun:
     def _all_price_sets(self) -> list[PriceSet]:
         """The price sets of the linear programme and the simple ones, computed at the first call."""
         if not self._price_sets:
-            self._price_sets = [*best_sets(self._problem), *simple_sets(self._problem.tables)]
+            self._price_sets = [*best_price_sets(self._problem), *simple_price_sets(self._problem.tables)]
         return self._price_sets
 
     def _judge(self, names: Iterable[str]) -> dict[str, Schedule]:
@@ -338,7 +340,7 @@ class _SolverRun:
     def _propose(self, schedule: Schedule) -> float:
         """Return the value of *schedule*; if it keeps the limits and is the best so far, it becomes the solution."""
         ends = ends_s(self._problem, schedule)
-        value = worth(self._problem, ends, self._options.objective)
+        value = value_to_minimise(self._problem, ends, self._options.objective)
         if self._keeps_limits(schedule):
             self._proposed[schedule] = ends
             self._take_if_better(value, schedule)
@@ -349,9 +351,9 @@ class _SolverRun:
 
     def _make_search(self, sets: Sequence[PriceSet], *, strict: bool = False) -> Search:
         """A new search with the bounds of the price *sets*; strict: without the dominance assumption."""
-        bound_rules = rules(self._problem, self._options.objective, self._options.limits, strict=strict)
-        prices = priced(self._problem.tables, sets, bound_rules.switches)
-        search = Search(self._problem, bound_rules, prices, self._value)
+        rules = make_rules(self._problem, self._options.objective, self._options.limits, strict=strict)
+        prices = stack_prices(self._problem.tables, sets, rules.max_switches)
+        search = Search(self._problem, rules, prices, self._value)
         self._bound = max(self._cp_sat_bound, search.bound)
         return search
 
@@ -387,7 +389,7 @@ class _SolverRun:
     @property
     def _seconds(self) -> float:
         """Seconds since this run began."""
-        return perf_counter() - self._began
+        return perf_counter() - self._began_s
 
     def _take_if_better(self, value: float, schedule: Schedule) -> None:
         """Make *schedule* the solution and publish it, if its *value* is better than the best so far."""

@@ -220,9 +220,8 @@ class _Z3Model:
     def _add_contention(self) -> None:
         """Demand one step at a time per unit, and durations that depend on the steps that run at the same time."""
         z3 = self._z3
-        overlaps: dict[
-            tuple[int, int], list[tuple[_Z3Step, Any]]
-        ] = {}  # (task, step) -> (other step, overlap in ticks)
+        # (task, step) -> pairs of another step and its overlap in ticks
+        overlaps: dict[tuple[int, int], list[tuple[_Z3Step, Any]]] = {}
         for left, right in self._possible_overlaps():
             one_after_other = z3.Or(left.end <= right.start, right.end <= left.start)
             self._solver.add(z3.Or(left.on_second != right.on_second, one_after_other))
@@ -230,11 +229,11 @@ class _Z3Model:
             # The overlap is the earlier end less the later start, which is the least of the four differences.
             bounds = [overlap >= end - start for end in (left.end, right.end) for start in (left.start, right.start)]
             self._solver.add(overlap >= 0, z3.Or(bounds))
-            overlaps.setdefault(left[:2], []).append((right, overlap))
-            overlaps.setdefault(right[:2], []).append((left, overlap))
+            overlaps.setdefault((left.task, left.step), []).append((right, overlap))
+            overlaps.setdefault((right.task, right.step), []).append((left, overlap))
         for step in (step for chain in self._chains for step in chain):
             for unit in (0, 1):
-                self._add_duration(step, unit, overlaps.get(step[:2], []))
+                self._add_duration(step, unit, overlaps.get((step.task, step.step), []))
 
     def _add_duration(self, step: _Z3Step, unit: int, overlaps: Sequence[tuple[_Z3Step, Any]]) -> None:
         """Demand the duration that *step* has on *unit*, longer by what it loses to each of *overlaps*.
@@ -242,8 +241,8 @@ class _Z3Model:
         A step that overlaps with it is on the other unit, since a unit runs one step at a time.
         """
         tables, z3 = self._problem.tables, self._z3
-        at = step.task, step.step, unit
-        alone_s, demand_gb_s = float(tables.time[at]), float(tables.demand[at])
+        index = step.task, step.step, unit
+        alone_s, demand_gb_s = float(tables.time[index]), float(tables.demand[index])
         if not isfinite(alone_s):
             self._solver.add(step.on_second != bool(unit))
             return
@@ -305,5 +304,5 @@ def solve_like_the_paper(problem: Problem, limits: TaskLimits | None = None, tim
         ended="proof" if result.proved else "time limit",
         first_proof_s=result.seconds if result.proved else None,
     )
-    only = Improvement(result.seconds, outcome.makespan_s, bound, result.schedule)
-    return Solution(outcome, {"z3": outcome}, ("z3",), (only,), certificate)
+    improvement = Improvement(result.seconds, outcome.makespan_s, bound, result.schedule)
+    return Solution(outcome, {"z3": outcome}, ("z3",), (improvement,), certificate)

@@ -1,4 +1,7 @@
-"""Published schedulers, from their papers: H2H, HEFT, Herald and Mensa. Contention is unknown to all of them."""
+"""Published schedulers, from their papers: H2H, HEFT, Herald and Mensa. Contention is unknown to all of them.
+
+Indices as in ``chains``: n, m: tasks; i: a stretch of a task; -1 in place of a unit: the outside.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +183,7 @@ def _urgency(chains: ChainTimes, measure: Callable[[Sequence[float]], float]) ->
         for i in reversed(range(len(chains.time[n]))):
             rank += measure(_finite(chains.time[n][i]))
             ranks[n].append(rank)
-            sources = range(-1, 0) if i == 0 else chains.units
+            sources = range(-1, 0) if i == 0 else chains.units  # the first stretch comes from -1, the outside
             rank += measure([cost for source in sources for cost in _finite(chains.move[n][i][source])])
         ranks[n].reverse()
     return ranks
@@ -195,14 +198,15 @@ def _schedule(chains: ChainTimes, ranks: Sequence[Sequence[float]]) -> Mapping:
     lanes: list[list[Lane]] = [[[] for _ in range(count)] for count in chains.instances]
     mapping: Mapping = [[] for _ in chains.tasks]
     ready = [0.0] * len(mapping)
-    left = {n: len(chains.time[n]) for n in chains.tasks}  # task -> number of stretches left
+    left = {n: len(chains.time[n]) for n in chains.tasks}  # task -> number of stretches left; ended tasks are removed
     while left:
-        n = max((n for n in left if not any(m in left for m in chains.waits[n])), key=lambda n: ranks[n][-left[n]])
+        may_run = [n for n in left if not any(m in left for m in chains.waits[n])]
+        n = max(may_run, key=lambda n: ranks[n][-left[n]])  # by the rank of the next stretch
         i, source = len(mapping[n]), mapping[n][-1] if mapping[n] else -1
         if i == 0:
             ready[n] = max((ready[m] for m in chains.waits[n]), default=0.0)
-        end, start, unit, lane = _earliest(chains, lanes, n, i, source, ready[n])
-        insort(lanes[unit][lane], (start, end))
+        end, start, unit, instance = _earliest(chains, lanes, n, i, source, ready[n])
+        insort(lanes[unit][instance], (start, end))
         mapping[n].append(unit)
         left[n] -= 1
         ready[n] = end if left[n] else end + chains.leave[n][unit]
@@ -339,7 +343,7 @@ def mensa(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
 def _map_task(chains: ChainTimes, task: int) -> list[int]:
     """Units of the stretches of *task*: the fastest for each, unless staying costs less than the move saves."""
     units: list[int] = []
-    for times, move, begins_run in zip(chains.time[task], chains.move[task], chains.fresh[task], strict=True):
+    for times, move, begins_run in zip(chains.time[task], chains.move[task], chains.begins_run[task], strict=True):
         fastest = quickest(times)
         if begins_run:
             units.append(fastest)

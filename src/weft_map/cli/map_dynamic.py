@@ -21,7 +21,7 @@ from weft.cli.printing import (
     plain_table,
     progress_bar,
     say,
-    told,
+    say_written,
     write_result,
 )
 
@@ -53,7 +53,7 @@ def command(
         from weft_map.pages.picture import draw_dynamic
 
         draw_dynamic(log, figure)
-        told("figure", figure)
+        say_written("figure", figure)
 
 
 def _read_phases(path: str, duration: float | None) -> Scenario:

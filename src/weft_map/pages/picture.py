@@ -81,7 +81,7 @@ def _make_figure(outcomes: Sequence[Outcome], title: str | None) -> Figure:
     scale, problem = _scale(outcomes), outcomes[0].problem
     lanes_inches = LANE_INCHES * len(lanes_of(problem))
     block_inches = HEAD_INCHES + lanes_inches + DEMAND_INCHES
-    handles = _handles(outcomes[0], scale)
+    handles = _legend_entries(outcomes[0], scale)
     head_inches = HEAD_INCHES + LEGEND_INCHES * ((len(handles) - 1) // LEGEND_COLUMNS)
     tall_inches = head_inches + block_inches * len(outcomes) + FOOT_INCHES
     figure = Figure(figsize=(WIDE_INCHES, tall_inches), facecolor="white")
@@ -89,6 +89,7 @@ def _make_figure(outcomes: Sequence[Outcome], title: str | None) -> Figure:
     top = tall_inches - head_inches
 
     def axes(below: float, tall: float) -> Axes:
+        """Add axes of height *tall*, *below* the title and the legend; both in inches."""
         return figure.add_axes((LEFT, (top - below - tall) / tall_inches, RIGHT - LEFT, tall / tall_inches))
 
     for number, outcome in enumerate(outcomes):
@@ -248,7 +249,7 @@ def _draw_ends(axes_pair: tuple[Axes, Axes], outcome: Outcome, scale: _Scale) ->
             axes.axvline(end, color=_dark(task), linewidth=1.8 if last else 1.0, linestyle="-" if last else "--")
         label = f"{_short(outcome.problem.tasks[task].name)} {end:.4g} {scale.unit}"
         label_width = 5.0 * len(label) / 72 / WIDE_INCHES / (RIGHT - LEFT) * scale.end  # a character: 5 points
-        left = max(0.0, end - label_width)
+        left = max(0.0, end - label_width)  # edge of the label, which ends at the line if there is room
         row = next(row for row, row_end in enumerate(row_ends) if row_end <= left or row == len(row_ends) - 1)
         row_ends[row] = left + label_width
         lanes.annotate(
@@ -266,7 +267,7 @@ def _short(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
-def _handles(outcome: Outcome, scale: _Scale) -> list[Patch | Line2D]:
+def _legend_entries(outcome: Outcome, scale: _Scale) -> list[Patch | Line2D]:
     """The entries of the legend: the tasks, then what colours and lines mean."""
     tasks = [
         Patch(facecolor=_hue(n), hatch=_hatch(n), edgecolor=_dark(n), linewidth=0, label=_short(task.name))
