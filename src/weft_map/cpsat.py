@@ -8,7 +8,8 @@ All times become whole ticks, rounded down, so that the bound stays a bound; the
 afterwards in seconds. Throughput is not linear: each task's runs per second are bounded from above by chords of 1/T,
 so that the bound holds and is at most a few parts in ten thousand too high.
 
-Indices: n, m: tasks; i: a step of a task; u: a unit; -1: the outside. An *expression* is a linear expression over CP-SAT's variables.
+Indices: n, m: tasks; i: a step of a task; u: a unit; -1: the outside.
+An *expression* is a linear expression over CP-SAT's variables.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def physical_cores() -> list[int]:
 
 
 def _core_key(cpu: int) -> str:
-    """A text that is the same for all hardware threads of a core: Linux's list of them; elsewhere the thread's number."""
+    """A text that is the same for all hardware threads of a core: Linux's list of them; elsewhere *cpu* itself."""
     file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     return file.read_text(encoding="ascii") if file.exists() else str(cpu)
 

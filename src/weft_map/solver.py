@@ -50,6 +50,7 @@ DOMINANCE = (  # an assumption of a proof, for the certificate
     "of two states in the same phases, one that is nowhere later is never worse (true where a step may start at any "
     "time; for event-aligned schedules it fails now and then, by little)"
 )
+NO_ASSUMPTIONS = ""
 RECHECK_STATES = 30_000
 """States that the second search, without the dominance assumption, may expand unless ``Options.strict`` is set; they
 take about a fifth of a second."""
@@ -222,7 +223,7 @@ class _SolverRun:
         if self._options.cp_sat:
             self._run_cp_sat()
         if verdict is None and self._seconds > self._options.time_limit_s:
-            verdict = _Verdict(search.expanded, "time limit", "", search.bound, search.first_bound)
+            verdict = _Verdict(search.expanded, "time limit", NO_ASSUMPTIONS, search.bound, search.first_bound)
         verdict = verdict or self._large_proof()
         if self._seconds < self._options.time_limit_s:
             baselines |= self._judge(SLOW)
@@ -264,8 +265,8 @@ class _SolverRun:
             if not search.proved:
                 return None
             first_proof_s = self._seconds
-        root_bound = self._make_search(self._all_price_sets()).bound
-        return _Verdict(search.expanded, "proof", "", self._value, root_bound, first_proof_s)
+        root_bound = self._make_search(self._all_price_sets()).bound  # before any choice: for schedules of any kind
+        return _Verdict(search.expanded, "proof", NO_ASSUMPTIONS, self._value, root_bound, first_proof_s)
 
     def _large_proof(self) -> _Verdict:
         """Prove the best event-aligned schedule under the dominance assumption, then try to prove it without."""
@@ -283,9 +284,9 @@ class _SolverRun:
             ended = self._prove(strict_search, MOST_STATES)
         states = search.expanded + strict_search.expanded
         if strict_search.proved:
-            return _Verdict(states, "proof", "", self._value, root_bound, first_proof_s)
+            return _Verdict(states, "proof", NO_ASSUMPTIONS, self._value, root_bound, first_proof_s)
         if self._value < value:
-            return _Verdict(states, ended, "", strict_search.bound, root_bound)
+            return _Verdict(states, ended, NO_ASSUMPTIONS, strict_search.bound, root_bound)
         return _Verdict(states, "proof", DOMINANCE, self._value, root_bound, first_proof_s)
 
     def _most_throughput_of_ties(self, schedule: Schedule) -> Schedule:

@@ -116,7 +116,7 @@ class CallableEvaluator:
     def evaluate_many(
         self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
     ) -> list[Score | EvaluationError]:
-        """Score one after another, or in threads."""
+        """Score one after another, or in threads; *scored* as in ``Evaluator``."""
 
         def attempt(configuration: Configuration) -> Score | EvaluationError:
             try:

@@ -103,7 +103,7 @@ def find_formats(
         thresholds: dict[Subset, float] = {}
         best: Point | None = None
         for subset, search in passes.items():
-            bases[subset] = judge.base(subset, start)
+            bases[subset] = judge.measure_base(subset, start)
             thresholds[subset] = judge.threshold = threshold_of(bases[subset], margin)
             best = search(judge, best, bias)
             if best is None:
@@ -114,8 +114,10 @@ def find_formats(
                 )
     assert best is not None
     return Tuning(
-        network, hardware.name, margin, layerwise, best.configuration, best.score, best.objective, start,
-        measure(start), bases, thresholds, tuple(judge.trials), tuple(judge.path), dict(judge.samples), judge.reused,
+        network=network, platform=hardware.name, margin=margin, layerwise=layerwise, configuration=best.configuration,
+        score=best.score, objective=best.objective, base_configuration=start, base_objective=measure(start), base=bases,
+        thresholds=thresholds, trials=tuple(judge.trials), path=tuple(judge.path), samples=dict(judge.samples),
+        reused=judge.reused,
     )  # fmt: skip
 
 
@@ -375,7 +377,7 @@ def climb(
 def _try_neighbours(judge: Judge, setting: TuningSetting, group: int) -> Point | None:
     """The first feasible point of *setting* and its neighbours with another bias in *group*; None if there is none."""
     settings = (setting, *(move.setting for move in _neighbours(judge, setting, group)))
-    return next((passed for option in settings if (passed := judge.feasible(option, "width"))), None)
+    return next((point for candidate in settings if (point := judge.feasible(candidate, "width"))), None)
 
 
 def _neighbours(judge: Judge, setting: TuningSetting, group: int | None) -> list[Move]:

@@ -6,7 +6,7 @@ next event. ``grow`` expands a layer of given states (a dive); ``expand`` takes 
 again, until no state can beat the best known schedule. The plain twin is the enumeration in
 tests/mapping/event_schedules.py.
 
-Arguments of the kernels: tables, rules, prices: ``Tables``, ``SearchRules`` and ``ActivityPrices``. states: a ``Store``;
+Arguments of the kernels: tables, rules, prices: ``Tables``, ``SearchRules``, ``ActivityPrices``. states: a ``Store``;
 state, row, parent: rows of it. work: a ``Scratch``. table: the hash table, from phases to the first state that has
 them. best: value and row of the best finished state. count: number of states. n: a task.
 """

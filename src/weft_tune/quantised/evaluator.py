@@ -28,7 +28,7 @@ from weft_tune.network import ROLES, Network, check_layers
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.quantised.data import FEWEST, Labels, check_inputs
 from weft_tune.quantised.metrics import Doubles, Function, fingerprint, make_metric
-from weft_tune.quantised.opened import Opened, make_plan, open_for_tuning, run_on, session_for
+from weft_tune.quantised.opened import OpenedModel, make_plan, open_for_tuning, run_on, session_for
 from weft_tune.quantised.runner import LayerFormats, PlanRunner, RoundingPlan, SampleOrder
 from weft_tune.quantised.workers import Workers
 from weft_tune.weighted_layers import WeightedLayer
@@ -59,7 +59,7 @@ class OnnxEvaluator:
 
     def __init__(
         self,
-        model: str | Path | Opened,
+        model: str | Path | OpenedModel,
         inputs: Mapping[str, Array],
         labels: npt.ArrayLike,
         network: Network,
@@ -70,7 +70,8 @@ class OnnxEvaluator:
         cache_bytes: int = CACHE_BYTES,
         seed: int = 0,
     ) -> None:
-        self._opened = opened = model if isinstance(model, Opened) else open_for_tuning(model)
+        """small: share of the samples in the small set, chosen by *seed*. cache_bytes: of all *workers* together."""
+        self._opened = opened = model if isinstance(model, OpenedModel) else open_for_tuning(model)
         self._inputs = check_inputs(inputs, opened.inputs)
         self._metric = make_metric(metric, gives_probability=opened.gives_probability)
         self._labels = self._metric.check_labels(labels, count_rows(self._inputs))
@@ -115,7 +116,10 @@ class OnnxEvaluator:
     def evaluate_many(
         self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
     ) -> list[Score | EvaluationError]:
-        """Score configurations one after another, exactly; a failure takes the place of a score."""
+        """Score configurations one after another, exactly; a failure takes the place of a score.
+
+        scored: as in ``Evaluator``.
+        """
         outcomes: list[Score | EvaluationError] = []
         for position, configuration in enumerate(configurations):
             try:
@@ -198,7 +202,7 @@ class OnnxEvaluator:
             )
         rows = np.argsort(np.concatenate(hardness), kind="stable")
         chosen = np.random.default_rng(self._seed).choice(total, self._small, replace=False)
-        subsets = {"full": rows, "small": rows[np.isin(rows, chosen)]}
+        subsets = {"full": rows, "small": rows[np.isin(rows, chosen)]}  # subset -> rows of the data, hard ones first
         for subset, order in subsets.items():
             self._runner.add(subset, SampleOrder(self._inputs, order))
         float_scores = np.concatenate(scores)
@@ -239,7 +243,7 @@ def _make_runner(plan: RoundingPlan, cache_bytes: int, workers: int) -> PlanRunn
     return PlanRunner(plan, cache_bytes) if workers == 1 else Workers(plan, cache_bytes, workers)
 
 
-def _layers(opened: Opened, network: Network) -> tuple[WeightedLayer, ...]:
+def _layers(opened: OpenedModel, network: Network) -> tuple[WeightedLayer, ...]:
     """The layers of the network, in the order of the graph."""
     check_layers(network, {layer.name for layer in opened.layers}, str(opened.path))
     return tuple(layer for layer in opened.layers if layer.name in network.layers)

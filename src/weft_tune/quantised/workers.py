@@ -43,6 +43,7 @@ class _Worker(ChildProcess):
         death = ChildDied(self.wait())
         log = self._log.read_text(errors="replace").strip()
         advice = "if memory ran out, use fewer workers or a smaller cache"
+        # a negative code: ended by a signal, as the system does when memory runs out
         why = advice if death.code < 0 else log.rpartition("\n")[2][:200]
         return EvaluationError(f"a worker process was ended {death.how}; {why}".rstrip("; "), log[-_LOG_CHARACTERS:])
 
@@ -131,7 +132,7 @@ class Workers:
         used = {id(array) for samples in self._samples.values() for array in samples.inputs.values()}
         used |= {id(array) for array in self._plan.weights.values()}
         for key in self._files.keys() - used:
-            with suppress(PermissionError):  # still mapped, where that holds a file; it goes with the folder
+            with suppress(PermissionError):  # Windows keeps a file that is still mapped; it goes with the folder
                 self._files.pop(key)[1].unlink()
 
     def _call_all(self, method: Callable[..., None], *arguments: object) -> None:
