@@ -48,6 +48,7 @@ class PlanReport(NamedTuple):
     seconds: float = 0.0
     """Seconds since the search began."""
     value: float = 0.0
+    """Makespan in seconds, or runs per second, as in ``Improvement``."""
     bound: float = 0.0
     makespan_s: float = 0.0
     schedule: Schedule | None = None
@@ -100,7 +101,7 @@ class Worker:
         """Solve *job* and report its end or its failure; raises ``Superseded`` if a newer job has come."""
         try:
             self._running = job.number
-            self.interrupted()
+            self.interrupted()  # a newer job may have come before ``_running`` was set
             solution = solve(job.problem, job.options, lambda improvement: self._report_better(job, improvement))
             self._running = None
         except Exception as error:  # an error of one job must not end the process: the next job may be fine
@@ -140,9 +141,9 @@ def serve_jobs(core: int | None) -> None:
     signal.signal(signal.SIGINT, worker.interrupted)
     Thread(target=worker.read, args=(jobs,), daemon=True).start()
     try:
-        send(reports, PlanReport(-1, "ready"))
+        send(reports, PlanReport(job=-1, kind="ready"))
         worker.work()
-    except BrokenPipeError:
+    except BrokenPipeError:  # the parent has ended
         os._exit(0)
 
 

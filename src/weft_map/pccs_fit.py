@@ -6,7 +6,9 @@ it; then a pattern search minimises the mean error in points of relative speed. 
 such a matrix on this machine.
 
 PCCS divides work into regions by its own demand: minor (hardly slowed down), normal, and intensive (slowed down by any
-other work). *Borders* are two row numbers: where the minor region ends, and where the normal region ends.
+other work). *Borders* are two row numbers: where the minor region ends, and where the normal region ends. Its other
+parameters, named as in ``weft.devices.Pccs``: mrmc, the largest reduction in the minor region; tbwdc, the total demand
+at which the speed begins to drop; cbp, the external demand from which it drops no further; rate_n, the slope between.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ def _add_end_costs(
         costs_of_task = []
         for i in reversed(range(steps)):
             costs_before = {}
-            for u in range(units) if i else [units]:
+            for u in range(units) if i else [units]:  # the first step comes from outside
                 next_units = [v for v in costs_after if np.isfinite(tables.move[n, i, u, v])]
                 if not next_units or (i and (n, i - 1, u) not in price):
                     continue

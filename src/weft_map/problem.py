@@ -146,6 +146,7 @@ class Problem:
 
 
 def _check_task(task: Task, soc: Soc, names: Sequence[str]) -> None:
+    """Refuse a task that cannot run on *soc*; *names*: of all tasks."""
     if not task.groups:
         raise ProfileError(f"{task.name}: a model needs at least one group")
     if task.repeats < 1 or task.repeats * len(task.groups) > MAX_STEPS:

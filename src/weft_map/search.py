@@ -125,10 +125,10 @@ class Search:
                 self._tables, self._rules, self._prices, states, table, self._work, layer, count, self._best
             )
             new_rows = first_new + np.flatnonzero(~states.dropped[first_new:count])
-            keys = states.bound[new_rows]
+            bounds = states.bound[new_rows]
             if rng is not None:
-                keys = keys * (1 + NOISE * rng.random(len(keys)))
-            layer = new_rows[np.argsort(keys, kind="stable")[:width]]
+                bounds = bounds * (1 + NOISE * rng.random(len(bounds)))
+            layer = new_rows[np.argsort(bounds, kind="stable")[:width]]
         return self._remember(states, best_before)
 
     def expand(self, steps: int = 2000) -> bool:

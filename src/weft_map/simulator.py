@@ -280,6 +280,7 @@ class Chains:
         self._problem, self._tables = problem, problem.tables
         tasks = len(problem.tasks)
         self._step, self._unit, self._last_issued = [0] * tasks, [OUTSIDE] * tasks, [-1] * tasks
+        """[task]: its next step; the unit that it is on; the engine's step in which its latest step was issued."""
         self._busy = [False] * tasks
         self.events: list[Event] = []
         """Always empty: policies that follow events are not used for mapping."""

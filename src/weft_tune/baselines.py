@@ -288,7 +288,10 @@ def stripes(
     database: Path | None = None,
     progress: OnScored | None = None,
 ) -> Baseline:
-    """The greedy search of Stripes; if the 16-bit network itself misses the threshold, it is the result."""
+    """The greedy search of Stripes; if the 16-bit network itself misses the threshold, it is the result.
+
+    reference: see ``Reference``.
+    """
     inputs = [covering_format(target, "input") for target in network.targets]
     start = _with_inputs(network, inputs)
     step = "start"

@@ -166,7 +166,7 @@ class Judge:
         """Switch to a subset of the samples; return the score of *configuration*, with which others are compared."""
         self._subset, self.threshold = subset, -math.inf
         skip_failures, self._skip_failures = self._skip_failures, False  # a failure of the base must not be skipped
-        outcome = self._outcome(configuration, "base", -math.inf)
+        outcome = self._outcome(configuration, "base", needed=-math.inf)
         self._skip_failures = skip_failures
         return outcome.score.value
 
@@ -184,7 +184,7 @@ class Judge:
     def scored(self, setting: TuningSetting, step: Step) -> Point | None:
         """Score a setting exactly, feasible or not; None if the evaluation failed."""
         point = self.point(setting)
-        score = self._outcome(point.configuration, step, -math.inf).score
+        score = self._outcome(point.configuration, step, needed=-math.inf).score
         return point._replace(score=score.value) if self._passes(score, -math.inf) else None
 
     def pick(self, moves: Sequence[Move], rule: Rule, step: Step, base_score: float = math.nan) -> Point | None:
@@ -254,7 +254,7 @@ class Judge:
     def _score(self, point: Point, step: Step, needed: float) -> Score | None:
         """Score a point, exactly if it reaches *needed*; None if no score could make it win (*needed* is infinite)."""
         if self._in_full:
-            return self._outcome(point.configuration, step, -math.inf).score
+            return self._outcome(point.configuration, step, needed=-math.inf).score
         return None if needed == math.inf else self._outcome(point.configuration, step, needed).score
 
     def _outcome(self, configuration: Configuration, step: Step, needed: float) -> TrialOutcome:

@@ -128,21 +128,21 @@ def threshold_of(base: float, margin: float) -> float:
     return base - (margin + ROUNDING) * abs(base)
 
 
-def _first_pass(judge: Judge, best: Point | None, bias: BiasRule) -> Point | None:
+def _first_pass(judge: Judge, best: Point | None, bias_rule: BiasRule) -> Point | None:
     """Phases 1 and 2, from nothing: *best* is not used."""
     judge.phase = 1
     point = coarse(judge) or _climb_from_widest(judge)
     judge.phase = 2
-    return point and fine(judge, point, bias)
+    return point and fine(judge, point, bias_rule)
 
 
-def _second_pass(judge: Judge, best: Point | None, bias: BiasRule) -> Point | None:
+def _second_pass(judge: Judge, best: Point | None, bias_rule: BiasRule) -> Point | None:
     """Phases 3 and 4, from the setting of *best*."""
     assert best is not None
     judge.phase = 3
     point = recover(judge, best.setting)
     judge.phase = 4
-    return point and fine(judge, point, bias)
+    return point and fine(judge, point, bias_rule)
 
 
 def _check_options(margin: float, bias: BiasRule, on_failure: OnFailure) -> None:
@@ -252,14 +252,14 @@ def _climb_from_widest(judge: Judge) -> Point | None:
 # Phases 2 and 4
 
 
-def fine(judge: Judge, point: Point, bias: BiasRule) -> Point:
+def fine(judge: Judge, point: Point, bias_rule: BiasRule) -> Point:
     """Raise biases, narrow widths, then change a type, until no step improves the feasible *point* (Algorithm 2).
 
     As printed, a change of type that is feasible but gains nothing is accepted, so that FIXED 2 and EXP 2 can follow
     each other for ever. Here a change counts only if the objective is smaller after biases and widths were tuned again.
     """
-    point = _narrow(judge, raise_biases(judge, point, bias))
-    while better := _improve(judge, point, bias):
+    point = _narrow(judge, raise_biases(judge, point, bias_rule))
+    while better := _improve(judge, point, bias_rule):
         point = better
     return point
 
@@ -278,12 +278,12 @@ def raise_biases(judge: Judge, point: Point, rule: BiasRule) -> Point:
         judge.keep(point, "bias")
 
 
-def _improve(judge: Judge, point: Point, bias: BiasRule) -> Point | None:
+def _improve(judge: Judge, point: Point, bias_rule: BiasRule) -> Point | None:
     """Find a point with a smaller objective than *point*, with biases and widths tuned again; None if there is none."""
-    if bias != "repair":
-        return _change_types(judge, point, bias)
-    better = repair(judge, point) or _change_types(judge, point, bias) or exchange(judge, point)
-    return better and _narrow(judge, raise_biases(judge, better, bias))
+    if bias_rule != "repair":
+        return _change_types(judge, point, bias_rule)
+    better = repair(judge, point) or _change_types(judge, point, bias_rule) or exchange(judge, point)
+    return better and _narrow(judge, raise_biases(judge, better, bias_rule))
 
 
 def _narrow(judge: Judge, point: Point) -> Point:
@@ -302,7 +302,7 @@ def _narrow(judge: Judge, point: Point) -> Point:
         judge.keep(point, "width")
 
 
-def _change_types(judge: Judge, point: Point, bias: BiasRule) -> Point | None:
+def _change_types(judge: Judge, point: Point, bias_rule: BiasRule) -> Point | None:
     """Change the type of one group, with biases and widths tuned again; None if no change lowers the objective.
 
     Changes are tried by gain per lost score, the best first.
@@ -312,7 +312,7 @@ def _change_types(judge: Judge, point: Point, bias: BiasRule) -> Point | None:
     for changed in judge.accepted(moves, rule, "type"):
         path_length = len(judge.path)
         judge.keep(changed, "type")
-        tuned = _narrow(judge, raise_biases(judge, changed, bias))
+        tuned = _narrow(judge, raise_biases(judge, changed, bias_rule))
         if tuned.objective < point.objective:
             return tuned
         del judge.path[path_length:]  # forget the kept points since then: they led to no gain

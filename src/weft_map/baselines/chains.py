@@ -117,7 +117,7 @@ def finishes(chains: ChainTimes, mapping: Mapping, sequence: Iterable[int]) -> l
             ready_s[n] = max(ready_s[m] + chains.leave[m][unit_of_task[m]] for m in chains.waits[n])
         start_s = ready_s[n] + move[n][i][unit_of_task[n]][unit]
         lane_free_s = free_s[unit]
-        instance = 0 if len(lane_free_s) == 1 else lane_free_s.index(min(lane_free_s))
+        instance = lane_free_s.index(min(lane_free_s)) if len(lane_free_s) > 1 else 0  # one instance needs no search
         ready_s[n] = lane_free_s[instance] = max(start_s, lane_free_s[instance]) + time[n][i][unit]
         unit_of_task[n], done[n] = unit, i + 1
     return [ready_s[n] + chains.leave[n][unit_of_task[n]] for n in chains.tasks]

@@ -59,7 +59,7 @@ def computation_first(chains: ChainTimes) -> tuple[Mapping, list[int]]:
     mapping: Mapping = [[] for _ in chains.tasks]
     sequence: list[int] = []
     while frontier := _frontier(chains, mapping):
-        width = min(len(frontier), len(chains.units))
+        width = min(len(frontier), len(chains.units))  # number of tasks that are placed at once
         while width > 1 and len(chains.units) ** width > MOST_TUPLES:
             width -= 1
         placements = (

@@ -114,7 +114,9 @@ def _make_figure(outcomes: Sequence[Outcome], title: str | None) -> Figure:
 def _scale(outcomes: Sequence[Outcome]) -> _Scale:
     """The scales for all *outcomes*; time is in the first of ``UNITS`` in which the longest makespan is at least 2."""
     end_s = max(outcome.makespan_s for outcome in outcomes)
-    unit, per_second = next((candidate for candidate in UNITS if end_s * candidate[1] >= 2), UNITS[-1])
+    fitting = ((unit, per_second) for unit, per_second in UNITS if end_s * per_second >= 2)
+    unit, per_second = next(fitting, UNITS[-1])
+    # at least 1.02, so that a hardly contended run is drawn pale
     slowest = max([1.02, *(piece.slow_down for outcome in outcomes for piece in outcome.pieces)])
     peaks_gb_s = [outcome.problem.soc.bandwidth_gb_s for outcome in outcomes]
     demands_gb_s = [float(demand_of(outcome).gb_s.sum(axis=1).max(initial=0.0)) for outcome in outcomes]
@@ -195,7 +197,8 @@ def _name_step(axes: Axes, name: str, step: RanStep, bottom: float, scale: _Scal
         return
     slow_down_text = f"\n\u00d7{widest.slow_down:.2f}" if widest.slow_down > 1.005 and room_chars > 6 else ""
     tone = to_rgb(scale.tone(step.task, widest.slow_down))
-    ink = INK if float(np.dot((0.299, 0.587, 0.114), tone)) > 0.45 else "white"
+    luminance = float(np.dot((0.299, 0.587, 0.114), tone))
+    ink = INK if luminance > 0.45 else "white"
     middle = bottom + TALL / widest.slow_down / 2
     text = name + slow_down_text
     axes.text((start + end) / 2, middle, text, ha="center", va="center", size=6.5, color=ink, linespacing=1.05)

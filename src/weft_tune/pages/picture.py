@@ -161,7 +161,7 @@ def _score_range(tuning: Tuning) -> tuple[float, float]:
 
 
 def _draw_objective(axes: Axes, tuning: Tuning) -> None:
-    """Draw the objective of the kept points, as a share of the base's."""
+    """Draw the objective of the kept points as a line, and of all feasible trials as dots, as shares of the base's."""
     if not tuning.base_objective > 0:
         scale, unit = 1.0, "objective"
     else:
@@ -173,6 +173,7 @@ def _draw_objective(axes: Axes, tuning: Tuning) -> None:
     )  # fmt: skip
     chosen = _kept_trials(tuning)
     if chosen:
+        # A kept point may be an earlier trial; the line does not go back.
         times = [*accumulate((t.iteration for t in chosen), max), tuning.iterations + 0.5]
         values = [t.objective * scale for t in chosen]
         axes.step(times, [*values, values[-1]], where="post", color=CHOSEN, linewidth=1.6)

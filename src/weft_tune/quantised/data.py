@@ -53,7 +53,7 @@ def read_data(path: str | Path, inputs: Sequence[TensorSpec], scale: float | Non
 
 
 def read_samples(path: str | Path, inputs: Sequence[TensorSpec], scale: float | None = None) -> dict[str, Array]:
-    """Read the samples in a file without their labels, which may be missing."""
+    """Read the samples in a file without their labels, which may be missing; *scale* as in ``read_data``."""
     try:
         stored_names = array_names(path)
         unlabelled = [name for name in stored_names if name not in LABELS or name in {spec.name for spec in inputs}]
@@ -168,6 +168,7 @@ def _check_shape(spec: TensorSpec, name: str, array: npt.NDArray[Any]) -> None:
     if fits(array.shape[1:], wanted) and array.ndim > 0:
         return
     shapes = f"{name} has the shape {written(array.shape)}, the input {spec.name!r} {written(spec.shape)}"
+    # up to five dimensions: more have too many permutations
     for order in itertools.permutations(range(1, array.ndim)) if 2 < array.ndim <= 5 else ():
         if fits([array.shape[axis] for axis in order], wanted):
             raise TuneError(f"{shapes}; store it transposed: array.transpose{(0, *order)}")

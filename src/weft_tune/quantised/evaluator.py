@@ -139,7 +139,7 @@ class OnnxEvaluator:
         self._metric.check_classes(self._example, checked_labels)
         self._runner.add(_TEST, SampleOrder(checked_inputs, np.arange(len(checked_labels))))
         try:
-            return self._score(_TEST, checked_labels, self._formats(configuration), -math.inf).value
+            return self._score(_TEST, checked_labels, self._formats(configuration), needed=-math.inf).value
         finally:
             self._runner.drop(_TEST)
 

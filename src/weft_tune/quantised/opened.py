@@ -354,8 +354,8 @@ def _measure_targets(
 
 
 def _count_macs(layer: WeightedLayer, entering: Array, leaving: Array, node: OnnxNode) -> int:
-    """Multiply-accumulate operations of a layer."""
-    shape = layer.weight.shape
+    """Multiply-accumulate operations of a layer, from the arrays that enter and leave it."""
+    shape = layer.weight.shape  # of Conv: [out, in, kernel...]; of ConvTranspose: [in, out, kernel...]
     if layer.op == "ConvTranspose":
         return int(entering.size) * math.prod(shape[1:])
     if layer.op == "Conv":

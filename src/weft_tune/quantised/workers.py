@@ -70,7 +70,7 @@ class Workers:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files: dict[int, tuple[Array, Path]] = {}
         """id(array) -> the array and its file, which all processes map."""
-        self._numbers = itertools.count()
+        self._file_numbers = itertools.count()
 
     @property
     def process_ids(self) -> list[int]:
@@ -122,7 +122,7 @@ class Workers:
         assert self._folder is not None
         for array in arrays.values():
             if id(array) not in self._files:  # kept together with the array, so that its id is not used again
-                path = Path(self._folder.name) / f"array{next(self._numbers)}.npy"
+                path = Path(self._folder.name) / f"array{next(self._file_numbers)}.npy"
                 np.save(path, array, allow_pickle=False)
                 self._files[id(array)] = array, path
         return {name: self._files[id(array)][1] for name, array in arrays.items()}

@@ -160,7 +160,7 @@ class _Search:
         if self.score >= self.threshold:
             return
         ordered = self._most_harmful_first()
-        self.left_out |= dict.fromkeys(ordered[: self._fewest(ordered)], HARMFUL)
+        self.left_out |= dict.fromkeys(ordered[: self._fewest_to_leave_out(ordered)], HARMFUL)
         self.current = self._build(self.options, self.left_out)
         self.score = self.bench.score(self.current)
 
@@ -173,7 +173,7 @@ class _Search:
             harms[name] = self.bench.harm(name, self.options)
         return sorted(in_8_bits, key=lambda name: harms[name] / max(self._gain(name), LEAST_GAIN_S), reverse=True)
 
-    def _fewest(self, ordered: Sequence[str]) -> int:
+    def _fewest_to_leave_out(self, ordered: Sequence[str]) -> int:
         """Return the least number of layers at the start of *ordered* to leave out; by bisection.
 
         Leaving out more layers is assumed never to lower the score.
