@@ -289,7 +289,7 @@ class Planner:
             self._start()
             return []
         self._job = None
-        why = f"the planner's process has died {self.restarts} times; no more is searched for these models now"
+        why = f"the planner's process has died {self.restarts} times; the search for these models is given up"
         return [News(self._now(), PlanReport(self._number, LOST, message=why))]
 
 

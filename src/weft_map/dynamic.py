@@ -179,7 +179,7 @@ class _BestKnown:
         known = self.within_limits and isfinite(self.bound) and self.bound
         return abs(self.value - self.bound) / abs(self.bound) if known else None
 
-    def sharpen(self, bound: float) -> None:
+    def tighten_bound(self, bound: float) -> None:
         """Replace the bound if the given one is tighter."""
         self.bound = (max if self.case.options.objective == "latency" else min)(self.bound, bound)
 
@@ -319,7 +319,7 @@ class _Loop:
     def _take_report(self, phase: _Phase, known: _BestKnown, news: News) -> None:
         """Update the best known schedule, its bound and its proof by one report about the phase's problem."""
         report, since_s = news.report, news.at_s - self._origin_s - phase.start_s
-        known.sharpen(report.bound)
+        known.tighten_bound(report.bound)
         if report.schedule is not None and known.is_beaten_by(report.value):
             known.schedule, known.value, known.latency_s = report.schedule, report.value, report.makespan_s
             known.within_limits = True
@@ -349,7 +349,7 @@ class _Loop:
         if known.is_beaten_by(solved.value):
             return solved
         best = replace(known, proved=solved.proved)
-        best.sharpen(solved.bound)
+        best.tighten_bound(solved.bound)
         return best
 
     def log(self, scenario: Scenario, oracles: dict[int, _BestKnown]) -> DynamicLog:

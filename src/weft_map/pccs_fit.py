@@ -230,6 +230,7 @@ def _check_achieved(matrix: Matrix) -> None:
         raise InputError(
             f"achieved_gb_s is {shape}; {wanted[0]} own and {wanted[1]} external levels need {wanted[0]} x {wanted[1]}"
         )
+    # Up to half above the bandwidth of the work alone is taken for noise.
     bad = np.argwhere(~(np.isfinite(achieved) & (achieved > 0) & (achieved <= 1.5 * own[:, None])))
     if len(bad):
         row, column = bad[0]
@@ -309,7 +310,8 @@ def _refine(matrix: Matrix, start: _Parameters) -> _Parameters:
     best, error = _descend(matrix, start, COARSE)
     while True:
         attempts = (_descend(matrix, neighbour, COARSE) for neighbour in _neighbours(matrix, best))
-        improved = next((attempt for attempt in attempts if attempt[1] < error - 1e-3), None)
+        # an error that is lower by less than 0.001 points does not count
+        improved = next(((found, lower) for found, lower in attempts if lower < error - 1e-3), None)
         if improved is None:
             fine, _ = _descend(matrix, best, FINE)
             return fine

@@ -245,13 +245,15 @@ def _exclude_each_other(waits: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 
 def _movers(exclusive: Sequence[Sequence[bool]], working: Sequence[int]) -> list[tuple[int, ...]]:
     """The maximal sets of tasks that can all move while the tasks *working* run; *exclusive* as in ``_together``."""
-    sets: list[tuple[int, ...]] = [()]
+    mover_sets: list[tuple[int, ...]] = [()]
     for n in range(len(exclusive)):
         if n in working or any(exclusive[n][other] for other in working):
             continue
-        with_task = {(*(other for other in movers if not exclusive[n][other]), n) for movers in sets}
-        sets = [movers for movers in sets if any(exclusive[n][other] for other in movers)] + sorted(with_task)
-    return sets
+        with_task = {(*(other for other in movers if not exclusive[n][other]), n) for movers in mover_sets}
+        mover_sets = [movers for movers in mover_sets if any(exclusive[n][other] for other in movers)] + sorted(
+            with_task
+        )
+    return mover_sets
 
 
 def _speed(soc: Soc, tables: Tables, kinds: Sequence[StepKind], kind: int, running: Sequence[int]) -> float:

@@ -204,7 +204,7 @@ class SimulatedSoc:
 
     def _advance(self, to_s: float) -> None:
         """Set the time to *to_s*, and end the moves and steps that end then."""
-        length_s, edge_s = to_s - self._now_s, to_s + SAME_EVENT * to_s
+        length_s, edge_s = to_s - self._now_s, to_s + SAME_EVENT * to_s  # ends up to edge_s count as this event
         for job in self._running:
             self._record(job, to_s)
             job.work_s -= length_s / job.slow_down

@@ -239,7 +239,10 @@ class _SolverRun:
         idling_schedule = idle_freely(outcome, self._options.objective)
         idled = simulate(self._problem, idling_schedule) if idling_schedule != outcome.schedule else None
         certificate = self._certificate(verdict, outcome)
-        return Solution(outcome, baseline_outcomes, tuple(within), tuple(self._improvements), certificate, idled)
+        return Solution(
+            outcome, baseline_outcomes, within=tuple(within), improvements=tuple(self._improvements),
+            certificate=certificate, idled=idled,
+        )  # fmt: skip
 
     def _simulate_best(self, schedule: Schedule) -> Outcome:
         """Simulate *schedule* and return its outcome, or that of a better proposal.

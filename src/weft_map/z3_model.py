@@ -215,7 +215,7 @@ class _Z3Model:
             steps_of_unit = [step for step in steps if isfinite(times[step.task, step.step, unit])]
             ticks_of_steps = [(step, self._ticks(float(times[step.task, step.step, unit]))) for step in steps_of_unit]
             busy = [self._z3.If(step.on_second == bool(unit), duration, 0) for step, duration in ticks_of_steps]
-            self._solver.add(self._makespan >= self._z3.Sum([self._z3.RealVal(0), *busy]))
+            self._solver.add(self._makespan >= self._z3.Sum([self._z3.RealVal(0), *busy]))  # Z3 has no empty sum
 
     def _add_contention(self) -> None:
         """Demand one step at a time per unit, and durations that depend on the steps that run at the same time."""
@@ -271,7 +271,7 @@ class _Z3Model:
             for first in range(0, len(chain), len(task.groups)):
                 run = chain[first : first + len(task.groups)]
                 switched = [z3.If(step.on_second != before.on_second, 1, 0) for before, step in pairwise(run)]
-                self._solver.add(z3.Sum([z3.IntVal(0), *switched]) <= max_switches)
+                self._solver.add(z3.Sum([z3.IntVal(0), *switched]) <= max_switches)  # Z3 has no empty sum
 
 
 CLASS = "a task moves on as soon as a step has ended; a step whose data is there may wait for any length of time"
@@ -305,4 +305,6 @@ def solve_like_the_paper(problem: Problem, limits: TaskLimits | None = None, tim
         first_proof_s=result.seconds if result.proved else None,
     )
     improvement = Improvement(result.seconds, outcome.makespan_s, bound, result.schedule)
-    return Solution(outcome, {"z3": outcome}, ("z3",), (improvement,), certificate)
+    return Solution(
+        outcome, baselines={"z3": outcome}, within=("z3",), improvements=(improvement,), certificate=certificate
+    )

@@ -145,11 +145,11 @@ def _second_pass(judge: Judge, best: Point | None, bias_rule: BiasRule) -> Point
     return point and fine(judge, point, bias_rule)
 
 
-def _check_options(margin: float, bias: BiasRule, on_failure: OnFailure) -> None:
+def _check_options(margin: float, bias_rule: BiasRule, on_failure: OnFailure) -> None:
     if not (math.isfinite(margin) and 0 <= margin < 1):
         raise TuneError(f"margin = {margin} must be a share of the score, from 0 to below 1; 0.01 is one per cent")
-    if bias not in BIAS_RULES:
-        raise TuneError(unknown_name("bias rule", bias, BIAS_RULES))
+    if bias_rule not in BIAS_RULES:
+        raise TuneError(unknown_name("bias rule", bias_rule, BIAS_RULES))
     if on_failure not in ("stop", "skip"):
         raise TuneError(f"on_failure = {on_failure!r} must be stop or skip")
 

@@ -178,7 +178,7 @@ class PlanRunner:
     def run(self, name: str, formats: Mapping[str, LayerFormats], numbers: Iterable[int]) -> list[Array]:
         """Run the batches *numbers* of the samples called *name*; batch n has the n-th ``plan.batch`` samples."""
         keys = self._keys(formats)
-        if (name, keys[-1]) != self._current:
+        if (name, keys[-1]) != self._current:  # another configuration, or other samples
             self._current = name, keys[-1]
             self._cache.begin_round()
         weights = {layer: self._round_weight(layer, form.weight) for layer, form in formats.items()}
@@ -214,6 +214,7 @@ class PlanRunner:
         samples, plan = self._samples[name], self._plan
         rows = samples.order[number * plan.batch : (number + 1) * plan.batch]
         start, live = self._resume(name, number, keys)  # live: the tensors at the present cut
+        # nothing is fed if even the output is cached
         inputs = feed(samples.inputs, rows, plan.batch if plan.padded else None) if start < len(plan.stages) else {}
         for index in range(start, len(plan.stages)):
             tensors = {**inputs, **live} | self._run_stage(index, {**inputs, **live}, formats, weights)

@@ -109,7 +109,7 @@ class Workers:
         try:
             for number in range(self._count):
                 self._workers.append(_Worker(Path(self._folder.name) / f"worker{number}.log"))
-            weights = self._store(self._plan.weights)
+            weights = self._store(self._plan.weights)  # in files, so the plan is sent without them
             self._call_all(BatchWorker.open, self._plan.with_weights({}), weights, self._cache_bytes // self._count)
             for name, samples in self._samples.items():
                 self._call_all(BatchWorker.add, name, self._store(samples.inputs), samples.order)
