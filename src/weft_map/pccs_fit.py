@@ -311,7 +311,7 @@ def _refine(matrix: Matrix, start: _Parameters) -> _Parameters:
     while True:
         attempts = (_descend(matrix, neighbour, COARSE) for neighbour in _neighbours(matrix, best))
         # an error that is lower by less than 0.001 points does not count
-        improved = next(((found, lower) for found, lower in attempts if lower < error - 1e-3), None)
+        improved = next(((parameters, lower) for parameters, lower in attempts if lower < error - 1e-3), None)
         if improved is None:
             fine, _ = _descend(matrix, best, FINE)
             return fine

@@ -250,9 +250,8 @@ def _movers(exclusive: Sequence[Sequence[bool]], working: Sequence[int]) -> list
         if n in working or any(exclusive[n][other] for other in working):
             continue
         with_task = {(*(other for other in movers if not exclusive[n][other]), n) for movers in mover_sets}
-        mover_sets = [movers for movers in mover_sets if any(exclusive[n][other] for other in movers)] + sorted(
-            with_task
-        )
+        still_maximal = [movers for movers in mover_sets if any(exclusive[n][other] for other in movers)]
+        mover_sets = still_maximal + sorted(with_task)
     return mover_sets
 
 
