@@ -70,7 +70,8 @@ class Search:
         """prices: for the lower bounds. best: the value of a known schedule; the search looks only for better ones."""
         self._tables, self._rules, self._prices = problem.tables, rules, prices
         tasks, _, units = self._tables.time.shape
-        self._work = kernel.scratch(tasks, units, prices.move.shape[1], subsets=rules.throughput)
+        _, price_sets = prices.move.shape
+        self._work = kernel.scratch(tasks, units, price_sets, subsets=rules.throughput)
         self._best = np.array([best, -1.0])
         """The best value, and the row of the finished state that has it; -1: it came from outside."""
         self._states, self._table = self._memory(FIRST_STATES)
@@ -118,6 +119,7 @@ class Search:
         it drops states that the proof needs.
         """
         states, table = self._memory(DIVE_STATES + 8 * width * int(self._tables.steps.sum()))
+        # layer: rows of the states at this depth; count: states in memory
         layer, count, best_before = np.zeros(1, dtype=np.int64), 1, self.best
         while len(layer):
             first_new = count

@@ -86,6 +86,7 @@ class SimulatedSoc:
         self._problem, self._tables = problem, problem.tables
         priorities = {task: priority for priority, task in enumerate(order or ())}
         self._rank = [(priorities.get(task, len(priorities)), task) for task in range(len(problem.tasks))]
+        """[task]: sort key; tasks that *order* does not name come last."""
         self._free = [list(range(unit.instances)) for unit in problem.soc.units]
         """Per unit, the numbers of its free instances, ascending."""
         self._unit_of_task = [OUTSIDE] * len(problem.tasks)
@@ -97,6 +98,7 @@ class SimulatedSoc:
         self._running: list[_Job] = []
         self._leaving: list[_Job] = []
         self._done: list[Completion] = []
+        """Completions that ``completions`` has not returned yet."""
         self._last_piece: dict[tuple[int, int], int] = {}
         """(task, step) -> index of the step's latest piece in ``pieces``."""
         self.pieces: list[RunInterval] = []

@@ -400,7 +400,7 @@ class _SolverRun:
         if not value < self._value - TINY * abs(value):
             return
         self._value, self._schedule = value, schedule
-        sign = -1 if self._options.objective == "throughput" else 1
+        sign = -1 if self._options.objective == "throughput" else 1  # the search minimises the negated throughput
         improvement = Improvement(self._seconds, sign * value, sign * min(self._bound, value), schedule)
         self._improvements.append(improvement)
         if self._on_improvement:
@@ -408,7 +408,7 @@ class _SolverRun:
 
     def _certificate(self, verdict: _Verdict, outcome: Outcome) -> Certificate:
         """The certificate of *outcome*; its value may be worse than the verdict's bound by rounding and ties only."""
-        sign = -1 if self._options.objective == "throughput" else 1
+        sign = -1 if self._options.objective == "throughput" else 1  # the search minimises the negated throughput
         value = outcome.value(self._options.objective)
         worst_proved_value = verdict.bound + (TINY + self._options.ties) * abs(verdict.bound)
         proved = (

@@ -212,6 +212,7 @@ def _place_kernels(
         places_of_kernels = [
             [alignment.places[name] for name in entry.layers if name in alignment.places] for entry in kernels_of_unit
         ]
+        # Kernels before the first one with a known layer get the place of that one.
         last = next((min(places) for places in places_of_kernels if places), None)
         if last is None:
             count, example = len(kernels_of_unit), shortened(repr(kernels_of_unit[0].name))
@@ -239,7 +240,7 @@ def _check_known(entries: Sequence[KernelEntry], places_of_kernels: Sequence[Seq
         if not places and not _ADDED_KERNEL.search(entry.name)
     ]
     if unknown:
-        unmatched_s, total_s = (sum(entry.time_s for entry in some) for some in (unknown, entries))
+        unmatched_s, total_s = (sum(entry.time_s for entry in listed) for listed in (unknown, entries))
         raise ProfileError(
             f"{path}: no node of the model is named as {shortened(repr(unknown[0].name))} is; {len(unknown)} of "
             f"{len(entries)} kernels and {unmatched_s * 1e3:.3f} of {total_s * 1e3:.3f} ms match none; give the .onnx "

@@ -75,10 +75,9 @@ def solve_z3(problem: Problem, *, time_limit_s: float, max_switches: int | None 
     solution, proved = model.solve(time_limit_s)
     seconds = perf_counter() - began
     if solution is None:
-        return Z3Result(None, inf, False, seconds)
-    return Z3Result(
-        Schedule(solution.units, starts_s=solution.starts_s, made_by="z3"), solution.makespan_s, proved, seconds
-    )
+        return Z3Result(schedule=None, makespan_s=inf, proved=False, seconds=seconds)
+    schedule = Schedule(solution.units, starts_s=solution.starts_s, made_by="z3")
+    return Z3Result(schedule, solution.makespan_s, proved, seconds)
 
 
 def _check_soc(problem: Problem) -> None:
@@ -110,6 +109,7 @@ class _Z3Model:
         times = problem.tables.time
         self._tick_s = max(float(times[isfinite(times)].max()), 1e-9) / TICKS
         self._chains = [self._add_steps(n, count) for n, count in enumerate(problem.tables.steps.tolist())]
+        """[task][step]: its variables."""
         self._finish = [self._finish_time(chain[-1]) for chain in self._chains]
         self._makespan = z3.Real("makespan")
         self._add_order()
@@ -128,7 +128,7 @@ class _Z3Model:
         try:
             proved = self._solver.check() == self._z3.sat
         except self._z3.Z3Exception as error:
-            if "canceled" not in str(error):
+            if "canceled" not in str(error):  # so Z3 calls the end of its time
                 raise
             proved = False
         if proved:

@@ -144,6 +144,7 @@ class Judge:
         self.threshold = math.nan
         self.trials: list[Trial] = []
         self.path: list[KeptPoint] = []
+        """The points from which the search continued."""
         self.samples: dict[Subset, int] = {"small": 0, "full": 0}
         self.reused = 0
         """Number of outcomes that came from the database."""

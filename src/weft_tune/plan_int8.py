@@ -68,14 +68,14 @@ def with_int8(request: PlanRequest, cache: Path, on_stage: OnStage) -> PlanReque
     if request.device is not None:
         left_out = f"int8 is left out: {request.device} computes 8 bits in floating point, with conversions between."
         return replace(request, remarks=(*request.remarks, left_out))
-    samples = {stream.served_name: stream for stream in request.workload.stream if stream.samples}
-    if not samples:
+    sampled = {stream.served_name: stream for stream in request.workload.stream if stream.samples}
+    if not sampled:
         model = request.workload.stream[0].model
         raise WorkloadError(
             f"int8 is calibrated on what is sent, and no stream has samples; give them, as "
             f"-s {model}:...,samples=FILE.npz"
         )
-    served = [_in_eight_bits(request, model, samples.get(model.name), cache, on_stage) for model in request.models]
+    served = [_in_eight_bits(request, model, sampled.get(model.name), cache, on_stage) for model in request.models]
     remarks = (
         f"{model.name}: {remark}." if model.preparation else f"{model.name} stays as it is: {remark}."
         for model, remark in served
@@ -130,7 +130,7 @@ def _search(model: RequestedModel, data: Path, folder: Path, on_stage: OnStage) 
     from weft_tune.quantised.scoring import answers
 
     opened = open_for_tuning(model.path)
-    inputs = read_samples(data, opened.inputs, 1.0)
+    inputs = read_samples(data, opened.inputs, scale=1.0)
     before = answers(opened, model.path, inputs)
     classes = before.ndim > 1 and before.shape[-1] > 1
     tuning = _find_fastest(model, data, folder, "agreement" if classes else "closeness", on_stage)

@@ -88,6 +88,7 @@ def per_unit(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     """
     chains = chains_of(problem)
     units_by_home = [[fallback(chains, n, home) for home in chains.units] for n in chains.tasks]  # [task][home]: units
+    # [task][home]: seconds of the task without others
     alone_by_home = [
         [alone_s(chains, n, units) * chains.repeats[n] for units in units_by_home[n]] for n in chains.tasks
     ]

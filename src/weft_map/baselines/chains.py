@@ -68,6 +68,7 @@ def chains_of(problem: Problem) -> ChainTimes:
         first_groups = [i for i in range(len(task.groups)) if i == 0 or task.groups[i - 1].leave]
         first_steps = [run * len(task.groups) + first_group for run in range(runs) for first_group in first_groups]
         stop = runs * len(task.groups)
+        # A stretch takes the sum of its steps' times; the move before it is that before its first step.
         chains.time.append(np.add.reduceat(tables.time[n, :stop], first_steps, axis=0).tolist())
         chains.move.append(tables.move[n, first_steps].tolist())
         chains.begins_run.append([first_step % len(task.groups) == 0 for first_step in first_steps])
@@ -181,7 +182,7 @@ def _series_starts(chains: ChainTimes, mapping: Mapping, order: Sequence[int]) -
         ends_s[n] = starts_s[n] - entry_s + run_s * chains.repeats[n]
         for unit in units:
             free_s[unit].remove(min(free_s[unit]))
-            free_s[unit].append(ends_s[n] - chains.leave[n][mapping[n][-1]])
+            free_s[unit].append(ends_s[n] - chains.leave[n][mapping[n][-1]])  # to leave the SoC occupies no unit
     return tuple(starts_s)
 
 

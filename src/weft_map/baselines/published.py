@@ -167,7 +167,7 @@ def heft(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     makespan, whatever the objective.
     """
     chains = chains_of(problem)
-    return candidates("heft", chains, [_schedule(chains, _urgency(chains, measure)) for measure in (_mean, min)])
+    return candidates("heft", chains, [_map_by_rank(chains, _urgency(chains, measure)) for measure in (_mean, min)])
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -193,7 +193,7 @@ def _finite(values: Sequence[float]) -> list[float]:
     return [value for value in values if isfinite(value)]
 
 
-def _schedule(chains: ChainTimes, ranks: Sequence[Sequence[float]]) -> Mapping:
+def _map_by_rank(chains: ChainTimes, ranks: Sequence[Sequence[float]]) -> Mapping:
     """The mapping that places stretches by *ranks* ([task][stretch]), the highest first."""
     lanes: list[list[Lane]] = [[[] for _ in range(count)] for count in chains.instances]
     mapping: Mapping = [[] for _ in chains.tasks]

@@ -85,7 +85,7 @@ def _make_figure(outcomes: Sequence[Outcome], title: str | None) -> Figure:
     head_inches = HEAD_INCHES + LEGEND_INCHES * ((len(handles) - 1) // LEGEND_COLUMNS)
     tall_inches = head_inches + block_inches * len(outcomes) + FOOT_INCHES
     figure = Figure(figsize=(WIDE_INCHES, tall_inches), facecolor="white")
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)  # draws without a display
     top = tall_inches - head_inches
 
     def axes(below: float, tall: float) -> Axes:
@@ -305,7 +305,7 @@ def draw_dynamic(log: DynamicLog, path: Path | str) -> Figure:
 def _dynamic_figure(log: DynamicLog) -> Figure:
     """Draw the whole run above one panel per phase."""
     figure = Figure(figsize=(12.0, 6.2), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)  # draws without a display
     panels = min(len(log.phases), MOST_PANELS)
     grid = figure.add_gridspec(2, panels, height_ratios=(1, 1.15))
     run_axes = figure.add_subplot(grid[0, :])

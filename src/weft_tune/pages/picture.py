@@ -54,7 +54,7 @@ def draw_search(tuning: Tuning, *paths: Path | str) -> Figure:
 
 def _make_figure(tuning: Tuning) -> Figure:
     figure = Figure(figsize=(12.0, 6.4), facecolor="white")
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)  # draws without a display
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.35, 1), gridspec_kw=MARGINS)
     spans = phase_spans(tuning.trials)
     for axes in (upper, lower):
@@ -115,6 +115,7 @@ def _draw_scores(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None
     scored = [trial for trial in tuning.trials if math.isfinite(trial.score) and trial.step != "base"]
     kept = {trial.iteration for trial in _kept_trials(tuning)}
     floor, ceiling = _score_range(tuning)
+    # markers get smaller with their number
     size = max(2.0, min(7.0, 220 / math.sqrt(max(1, len(scored)) + 1)))
     outcomes = (
         ("below the threshold", "x", INFEASIBLE, [t for t in scored if not t.feasible and t.exact]),

@@ -81,6 +81,7 @@ class OnnxEvaluator:
         self._runner = _make_runner(self._plan, cache_bytes, workers)
         self._subsets: dict[str, _SubsetSamples] = {}
         self._example = self._check_example()
+        """Outputs of one batch, with which labels of other sets are checked."""
 
     @property
     def layers(self) -> tuple[str, ...]:

@@ -328,7 +328,7 @@ def _measure_targets(
     names = list(dict.fromkeys(name for node in nodes.values() for name in (node.input[0], node.output[0])))
     # One sample alone for the sizes, because those of a batch need not be multiples of them.
     (single_sample,) = tensors_by_batch(opened, names, {name: values[:1] for name, values in inputs.items()}, 1)
-    rows = opened.fixed_batch or 1
+    rows = opened.fixed_batch or 1  # of that run
     largest_magnitudes = dict.fromkeys(nodes, 0.0)
     for tensors in tensors_by_batch(opened, names, inputs, choose_batch(opened, inputs)):
         for name, node in nodes.items():

@@ -210,15 +210,18 @@ def _layer_speeds(bench: RuntimeBench, fastest: FastestVariant) -> tuple[LayerSp
     speeds = [
         LayerSpeed(
             name,
-            FLOAT32 if name in fastest.left_out else fastest.kind,
-            fastest.times_before.get(name),
-            fastest.times_int8.get(name),
-            fastest.times_after.get(name),
-            fastest.left_out.get(name, ""),
+            format=FLOAT32 if name in fastest.left_out else fastest.kind,
+            before_s=fastest.times_before.get(name),
+            int8_s=fastest.times_int8.get(name),
+            after_s=fastest.times_after.get(name),
+            why=fastest.left_out.get(name, ""),
         )
         for name in bench.layers
     ]
-    others = [LayerSpeed(name, FLOAT32, None, None, None, why) for name, why in bench.prepared.others.items()]
+    others = [
+        LayerSpeed(name, FLOAT32, before_s=None, int8_s=None, after_s=None, why=why)
+        for name, why in bench.prepared.others.items()
+    ]
     return (*speeds, *others)
 
 

@@ -185,14 +185,14 @@ class _QdqWriter:
                 self._read[data] = nodes[-1].output[0]
             node.input[0] = self._read[data]
         scales = self._scales(layer, data)
-        shape = [-1 if axis == layer.axis else 1 for axis in range(layer.weight.ndim)]
+        shape = [-1 if axis == layer.axis else 1 for axis in range(layer.weight.ndim)]  # one scale per output channel
         codes = np.rint(layer.weight / scales.reshape(shape)).astype(np.int8)
         zeros = self._emitter.constant(np.zeros(len(scales)), np.int8)
         nodes.append(self._constant(layer, "weight", codes, scales, layer.axis, zeros))
         node.input[1] = nodes[-1].output[0]
         if layer.bias is not None:
             steps = scales * np.float32(self._steps(data).scale)
-            nodes.append(self._constant(layer, "bias", np.rint(layer.bias / steps).astype(np.int32), steps, 0))
+            nodes.append(self._constant(layer, "bias", np.rint(layer.bias / steps).astype(np.int32), steps, axis=0))
             node.input[2] = nodes[-1].output[0]
         return nodes
 
