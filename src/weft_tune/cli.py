@@ -153,7 +153,7 @@ class SearchProgress:
 
     def __init__(self) -> None:
         self.iteration = 0
-        self._first = math.inf
+        self._start_objective = math.inf
 
     def text(self, progress: TuneProgress) -> str:
         """The text of *progress*; remembers the iteration."""
@@ -167,9 +167,13 @@ class SearchProgress:
                 else f"configuration {progress.tried}, score {progress.score:.4f}"
             )
         self.iteration = search.iteration
-        if self._first == math.inf:
-            self._first = search.objective
-        share = f"{search.objective / self._first:.1%} of the start, " if 0 < self._first < math.inf else ""
+        if self._start_objective == math.inf:
+            self._start_objective = search.objective
+        share = (
+            f"{search.objective / self._start_objective:.1%} of the start, "
+            if 0 < self._start_objective < math.inf
+            else ""
+        )
         needs = f", needs {search.threshold:.4f}" if search.threshold > -math.inf else ""
         phase = f"phase {search.phase}, {PHASES[search.phase]}, {search.iteration}"
         return f"{phase}: {share}score {search.score:.4f}{needs}"

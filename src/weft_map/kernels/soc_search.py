@@ -451,7 +451,7 @@ def grow(tables, rules, prices, states, table, work, layer, count, best):
     """Add the successors of the states in *layer* (rows), as long as there is room; return the new number of states."""
     for state in layer:
         if states.bound[state] < best[0] - TINY_S:
-            # np.bool_: numba would compile ``_grow`` a second time, besides for ``expand``, for a literal drop_overflow.
+            # np.bool_: for a literal drop_overflow, numba would compile ``_grow`` again, besides for ``expand``.
             count = _grow(
                 tables, rules, prices, states, table, work, np.int64(state), np.int64(count), best, np.bool_(True)
             )
