@@ -259,7 +259,7 @@ class Planner:
         except ChildDied as death:
             message = f"the planner's process ended {death.how}"
         child.close()
-        jobs.put(None)
+        jobs.put(None)  # ends ``_write``
         with self._changed:
             self._ready = False
             self._add_news(PlanReport(self._number, LOST, message=message))

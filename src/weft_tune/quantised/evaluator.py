@@ -257,10 +257,13 @@ def _small_count(small: float, total: int) -> int:
 
 
 def _chunks(total: int, batch: int) -> Iterator[range]:
-    """Yield ranges of batch numbers that are run together; they do not depend on the number of workers."""
-    batches = -(-total // batch)
+    """Yield ranges of batch numbers that are run together; they do not depend on the number of workers.
+
+    A range has ``FIRST_CHUNK`` samples, or an eighth of all before it, if that is more. *total*: number of samples.
+    """
+    batches, least_batches = math.ceil(total / batch), math.ceil(FIRST_CHUNK / batch)
     start = 0
     while start < batches:
-        end = min(batches, start + max(-(-FIRST_CHUNK // batch), start // 8))
+        end = min(batches, start + max(least_batches, start // 8))
         yield range(start, end)
         start = end

@@ -360,7 +360,7 @@ def _count_macs(layer: WeightedLayer, entering: Array, leaving: Array, node: Onn
         return int(entering.size) * math.prod(shape[1:])
     if layer.op == "Conv":
         return int(leaving.size) * math.prod(shape[1:])
-    transposed = Attributes(node).integer("transB", 0)
+    transposed = Attributes(node).integer("transB", 0)  # the weight is [out, in] then, else [..., in, out]
     depth: int = shape[-1] if transposed or len(shape) == 1 else shape[-2]
     return int(leaving.size) * depth
 
