@@ -273,9 +273,10 @@ class _ContentionSurvey:
         Intensities go from a tenth of one core's bandwidth to all of it in even steps; two measurements (0 and 256
         operations per block) give the time of a block and of an operation.
         """
-        full_gb_s = [self._measure_window(own=0, others=None)[0] for _ in range(self.levels)]
-        slowed_gb_s = [self._measure_window(own=256, others=None)[0] for _ in range(self.levels)]
-        block_ns, slow_ns = (BLOCK_BYTES / float(np.median(gb_s)) for gb_s in (full_gb_s, slowed_gb_s))
+        full_speed = [self._measure_window(own=0, others=None) for _ in range(self.levels)]
+        slowed = [self._measure_window(own=256, others=None) for _ in range(self.levels)]
+        medians_gb_s = (float(np.median([own_gb_s for own_gb_s, _ in windows])) for windows in (full_speed, slowed))
+        block_ns, slow_ns = (BLOCK_BYTES / gb_s for gb_s in medians_gb_s)
         step_ns = max(1e-3, (slow_ns - block_ns) / 256)
         shares = np.linspace(0.1, 1.0, self.levels)
         return [round((block_ns / share - block_ns) / step_ns) for share in shares]

@@ -98,7 +98,7 @@ def stack_prices(tables: Tables, sets: Sequence[PriceSet], max_switches: int) ->
         for i in reversed(range(count)):
             time_s, moves_s = tables.time[n, i], tables.move[n, i]  # [to], [from, to]
             forbidden = np.isinf(moves_s)
-            # run_cost: [to, set]; move_cost: [from, to, set]; onward: as either of them.
+            # run_cost: [to, set]; move_cost: [from, to, set]; onward: one of the two shapes.
             # inf * 0 would be nan, hence the two replacements of infinite times before they are multiplied.
             run_cost = time_s[:, None] * np.where(np.isinf(time_s)[:, None], 1.0, run[n, i])
             move_cost = np.where(forbidden[..., None], np.inf, np.where(forbidden, 0.0, moves_s)[..., None] * move[n])

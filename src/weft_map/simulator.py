@@ -375,6 +375,7 @@ class Planned(Policy):
         """The start of *candidate*, with its planned time; None if the schedule puts the step on another unit."""
         task, starts_s = candidate.stream, self.schedule.starts_s
         step = candidate.query * len(self.problem.tasks[task].groups) + candidate.layer
+        # ``program`` is task * number of units + unit, see ``Chains``
         if candidate.program != task * len(self.problem.units) + self.schedule.units[task][step]:
             return None
         return Start(candidate, max(1, ticks(starts_s[task][step])) if starts_s else 0)  # 0 means: no planned start

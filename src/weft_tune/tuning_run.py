@@ -124,10 +124,11 @@ def carry_out(options: TuneOptions, on_progress: OnProgress | None = None) -> Tu
 
 def summarise(network: Network, result: Baseline) -> OtherMethod:
     """The result of a baseline with its sizes in bits."""
-    bits = total_bits(network, result.configuration)
+    weight_bits, activation_bits = total_bits(network, result.configuration)
     return OtherMethod(
-        result.method, result.configuration.text, *bits, result.score, result.feasible, result.evaluations
-    )
+        result.method, result.configuration.text, weight_bits, activation_bits, result.score, result.feasible,
+        result.evaluations,
+    )  # fmt: skip
 
 
 @dataclass

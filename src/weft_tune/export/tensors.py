@@ -13,6 +13,8 @@ scales as inputs. A stock onnxruntime does not know them.
 Weights are stored in few bits and turned back into float32 by the graph itself, exactly, in one of three ways: an ONNX
 type with a scale; codes without gaps, which standard operators take apart and look up in a table (onnxruntime does it
 once, when a session is opened); float16 or float32 values that are already rounded.
+
+In all functions, *hint* is what the names of new nodes and tensors begin with.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ class OnnxEvaluator:
                 f"{len(rows)} samples; name another output (--scored-output), or export with a free batch dimension"
             )
         self._metric.check_classes(outputs, self._labels)
-        runner = PlanRunner(self._plan, 0)
+        runner = PlanRunner(self._plan, cache_bytes=0)
         runner.add(_UNSORTED, SampleOrder(self._inputs, rows))
         (piece_outputs,) = runner.run(_UNSORTED, {layer.name: LayerFormats() for layer in self._layers}, [0])
         # The tolerance: a piece is optimised separately and may add in another order than the whole model.
