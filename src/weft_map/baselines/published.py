@@ -232,7 +232,7 @@ def _earliest(
             start = _gap(lane, ready_s + chains.move[n][i][source][unit], time_s)
             best = min(best, (start + time_s + (chains.leave[n][unit] if is_last else 0.0), start, unit, instance))
     _, start, unit, instance = best
-    return start + chains.time[n][i][unit], start, unit, instance
+    return start + chains.time[n][i][unit], start, unit, instance  # the end of the stretch, before the task leaves
 
 
 def _gap(lane: Lane, ready_s: float, time_s: float) -> float:
