@@ -48,6 +48,7 @@ class PlanReport(NamedTuple):
     seconds: float = 0.0
     """Seconds since the search began."""
     value: float = 0.0
+    """Makespan in seconds, or runs per second, as in ``Improvement``."""
     bound: float = 0.0
     makespan_s: float = 0.0
     schedule: Schedule | None = None
@@ -100,7 +101,7 @@ class Worker:
         """Solve *job* and report its end or its failure; raises ``Superseded`` if a newer job has come."""
         try:
             self._running = job.number
-            self.interrupted()
+            self.interrupted()  # a newer job may have come before ``_running`` was set
             solution = solve(job.problem, job.options, lambda improvement: self._report_better(job, improvement))
             self._running = None
         except Exception as error:  # an error of one job must not end the process: the next job may be fine
@@ -108,17 +109,20 @@ class Worker:
             self._send_report(PlanReport(job.number, "failed", message=_one_line(error)))
             return
         certificate = solution.certificate
-        numbers = certificate.seconds, certificate.value, certificate.bound, solution.outcome.makespan_s
-        schedule, proved = solution.schedule, certificate.proved
-        self._send_report(PlanReport(job.number, "ended", *numbers, schedule, proved, certificate.ended))
+        report = PlanReport(
+            job.number, "ended", seconds=certificate.seconds, value=certificate.value, bound=certificate.bound,
+            makespan_s=solution.outcome.makespan_s, schedule=solution.schedule, proved=certificate.proved,
+            message=certificate.ended,
+        )  # fmt: skip
+        self._send_report(report)
 
     def _report_better(self, job: PlanJob, improvement: Improvement) -> None:
         """Report a better schedule of *job*, with its makespan."""
         is_makespan = job.options.objective == "latency"
         makespan_s = improvement.value if is_makespan else simulate(job.problem, improvement.schedule).makespan_s
-        numbers = improvement.seconds, improvement.value, improvement.bound, makespan_s
+        seconds, value, bound, schedule = improvement
         self._running = None  # an interrupt while a message is written would leave half a message in the pipe
-        self._send_report(PlanReport(job.number, "better", *numbers, improvement.schedule))
+        self._send_report(PlanReport(job.number, "better", seconds, value, bound, makespan_s, schedule))
         self._running = job.number
         self.interrupted()
 
@@ -137,9 +141,9 @@ def serve_jobs(core: int | None) -> None:
     signal.signal(signal.SIGINT, worker.interrupted)
     Thread(target=worker.read, args=(jobs,), daemon=True).start()
     try:
-        send(reports, PlanReport(-1, "ready"))
+        send(reports, PlanReport(job=-1, kind="ready"))
         worker.work()
-    except BrokenPipeError:
+    except BrokenPipeError:  # the parent has ended
         os._exit(0)
 
 
@@ -179,6 +183,7 @@ class Planner:
         with self._changed:
             self._number += 1
             self._job = PlanJob(self._number, problem, options)
+            # Reports about the last problem are dropped; that the process has died holds for the new one as well.
             self._news = deque(item for item in self._news if item.report.kind == LOST)
             if self._given_up:
                 self._start()
@@ -254,7 +259,7 @@ class Planner:
         except ChildDied as death:
             message = f"the planner's process ended {death.how}"
         child.close()
-        jobs.put(None)
+        jobs.put(None)  # ends ``_write``
         with self._changed:
             self._ready = False
             self._add_news(PlanReport(self._number, LOST, message=message))
@@ -284,7 +289,7 @@ class Planner:
             self._start()
             return []
         self._job = None
-        why = f"the planner's process has died {self.restarts} times; no more is searched for these models now"
+        why = f"the planner's process has died {self.restarts} times; the search for these models is given up"
         return [News(self._now(), PlanReport(self._number, LOST, message=why))]
 
 

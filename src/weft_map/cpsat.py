@@ -8,7 +8,8 @@ All times become whole ticks, rounded down, so that the bound stays a bound; the
 afterwards in seconds. Throughput is not linear: each task's runs per second are bounded from above by chords of 1/T,
 so that the bound holds and is at most a few parts in ten thousand too high.
 
-Indices: n, m: tasks; i: a step of a task; u: a unit. An *expression* is a linear expression over CP-SAT's variables.
+Indices: n, m: tasks; i: a step of a task; u: a unit; -1: the outside.
+An *expression* is a linear expression over CP-SAT's variables.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def contention_free(
     best = min(plans, key=_value)
     model = _CpModel(cp_model.CpModel(), problem, [alone_s for alone_s, _ in shortest_runs], max_switches)
     model.set_objective(objective)
-    model.hint(best[1])
+    _, start = best
+    model.hint(start)
     solver = _make_solver(cp_model, time_limit_s, seed)
     status = solver.solve(model.cp)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -343,6 +345,7 @@ class _CpModel:
 
         1/T is not linear: it is replaced by ``CHORDS`` chords, of which the solver selects the one at the task's end.
         """
+        # a task that ends after T ticks is worth scale / T
         scale = REWARD / self._best_rate / self._tick_s * self._problem.tasks[n].repeats
         # rounding makes a task shorter by less than two ticks a step, and one on its way out
         least_ticks = max(1, self._ticks(self._alone_s[n]) - 2 * len(self._start[n]) - 1)

@@ -23,7 +23,7 @@ from weft_map.baselines import BASELINES
 from weft_map.limits import check_feasible, keeps_to
 from weft_map.problem import Objective, Problem
 from weft_map.scenario import MappingCase, Scenario, prepare_phases
-from weft_map.schedule import Schedule, worth
+from weft_map.schedule import Schedule, value_to_minimise
 from weft_map.search import ends_s
 from weft_map.solver import NAIVE, Options, solve
 
@@ -179,7 +179,7 @@ class _BestKnown:
         known = self.within_limits and isfinite(self.bound) and self.bound
         return abs(self.value - self.bound) / abs(self.bound) if known else None
 
-    def sharpen(self, bound: float) -> None:
+    def tighten_bound(self, bound: float) -> None:
         """Replace the bound if the given one is tighter."""
         self.bound = (max if self.case.options.objective == "latency" else min)(self.bound, bound)
 
@@ -200,8 +200,9 @@ class _Phase:
     """Frames whose schedule breaks the limits."""
     end_s: float = 0.0
     proved_s: float | None = None
-    last: tuple[float, float] = (0.0, 0.0)
-    """Value and latency of the last frame."""
+    last_value: float = 0.0
+    """Value of the schedule of the last frame."""
+    last_latency_s: float = 0.0
     updates: list[Update] = field(default_factory=list)
 
 
@@ -241,7 +242,7 @@ def best_naive(problem: Problem, options: Options) -> tuple[Schedule, float, flo
     schedules = [schedule for name in NAIVE for schedule in BASELINES[name](problem, options.objective)]
     ends_by_schedule = [ends_s(problem, schedule) for schedule in schedules]
     breaks_limits = [not keeps_to(problem, schedule, options.limits) for schedule in schedules]
-    values = [worth(problem, ends, options.objective) for ends in ends_by_schedule]
+    values = [value_to_minimise(problem, ends, options.objective) for ends in ends_by_schedule]
     best = min(range(len(schedules)), key=lambda n: (breaks_limits[n], values[n]))
     return schedules[best], abs(values[best]), max(ends_by_schedule[best])
 
@@ -282,15 +283,15 @@ class _Loop:
         job = None if known and known.proved else self._planner.plan(case.problem, case.options)
         if known is None:
             schedule, value, latency_s = best_naive(case.problem, case.options)
-            bound = float("-inf") if case.options.objective == "latency" else float("inf")
+            bound = float("-inf") if case.options.objective == "latency" else float("inf")  # none is known yet
             within_limits = keeps_to(case.problem, schedule, case.options.limits)
             known = self.known[id(case)] = _BestKnown(
                 case, schedule, value, latency_s, bound, within_limits=within_limits
             )
-        self._phases.append(
-            _Phase(len(self._phases), start_s, replace(known), job, last=(known.value, known.latency_s))
-        )
-        return self._phases[-1]
+        phase = _Phase(len(self._phases), start_s, replace(known), job)
+        phase.last_value, phase.last_latency_s = known.value, known.latency_s
+        self._phases.append(phase)
+        return phase
 
     def _run_frame(self, phase: _Phase, known: _BestKnown, start_s: float) -> None:
         """Record a frame that begins at *start_s* with the known schedule, and call ``on_frame``."""
@@ -298,7 +299,8 @@ class _Loop:
             if update.version == phase.version and update.used_s is None:
                 phase.updates[index] = replace(update, used_s=start_s)
         frame = Frame(start_s, phase.number, known.latency_s, phase.version, known.gap)
-        phase.frames, phase.last = phase.frames + 1, (known.value, known.latency_s)
+        phase.frames += 1
+        phase.last_value, phase.last_latency_s = known.value, known.latency_s
         phase.frames_outside_limits += not known.within_limits
         self._frames.append(frame)
         if self._on_frame:
@@ -317,13 +319,16 @@ class _Loop:
     def _take_report(self, phase: _Phase, known: _BestKnown, news: News) -> None:
         """Update the best known schedule, its bound and its proof by one report about the phase's problem."""
         report, since_s = news.report, news.at_s - self._origin_s - phase.start_s
-        known.sharpen(report.bound)
+        known.tighten_bound(report.bound)
         if report.schedule is not None and known.is_beaten_by(report.value):
             known.schedule, known.value, known.latency_s = report.schedule, report.value, report.makespan_s
             known.within_limits = True
             phase.version += 1
-            numbers = since_s, None, report.value, report.makespan_s, known.gap
-            phase.updates.append(Update(phase.number, phase.version, *numbers, report.schedule.made_by))
+            update = Update(
+                phase.number, phase.version, found_s=since_s, used_s=None, value=report.value,
+                latency_s=report.makespan_s, gap=known.gap, made_by=report.schedule.made_by,
+            )  # fmt: skip
+            phase.updates.append(update)
         if report.kind == "ended" and report.proved and known.within_limits:
             known.proved, known.bound, phase.proved_s = True, known.value, since_s
 
@@ -344,7 +349,7 @@ class _Loop:
         if known.is_beaten_by(solved.value):
             return solved
         best = replace(known, proved=solved.proved)
-        best.sharpen(solved.bound)
+        best.tighten_bound(solved.bound)
         return best
 
     def log(self, scenario: Scenario, oracles: dict[int, _BestKnown]) -> DynamicLog:
@@ -385,8 +390,8 @@ def _phase_log(phase: _Phase, oracle: _BestKnown | None) -> PhaseLog:
         first_value=first.value,
         first_latency_s=first.latency_s,
         first_made_by=first.schedule.made_by,
-        last_value=phase.last[0],
-        last_latency_s=phase.last[1],
+        last_value=phase.last_value,
+        last_latency_s=phase.last_latency_s,
         oracle_value=oracle.value if oracle else None,
         oracle_latency_s=oracle.latency_s if oracle else None,
         oracle_proved=bool(oracle and oracle.proved),

@@ -113,10 +113,11 @@ def _belong_together(layers: tuple[Layer, ...], end: int) -> bool:
 def _elements_at_cuts(model: Model) -> dict[int, int]:
     """End of a block (number of the layer after it) -> elements of the activation that leaves it, for one sample."""
     sizes = (positions * channels for positions, channels in model.block_shapes)
-    return dict(zip(model.block_ends, sizes, strict=False))
+    return dict(zip(model.block_ends, sizes, strict=False))  # a model may have no block_shapes
 
 
 def _group(layers: tuple[Layer, ...], output_elements: int | None) -> LayerGroup:
+    """The group of *layers*; *output_elements*: None: those of its last layer."""
     first_name, last_name = layers[0].name, layers[-1].name
     elements = layers[-1].output_elements if output_elements is None else output_elements
     return LayerGroup(first_name if len(layers) == 1 else f"{first_name} .. {last_name}", layers, elements)

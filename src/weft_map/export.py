@@ -95,9 +95,11 @@ def device_list(outcome: Outcome, models: Mapping[str, str] | None = None) -> li
     for n, task in enumerate(problem.tasks):
         for step, unit in enumerate(outcome.schedule.units[n]):
             group = problem.step(n, step)
-            keys = task.name, models.get(task.name, task.name), step // len(task.groups), group.name
-            place = problem.units[unit], instances[n, step]
-            rows += [LayerDevice(*keys, layer, *place) for layer in _layers(group)]
+            model, run = models.get(task.name, task.name), step // len(task.groups)
+            rows += [
+                LayerDevice(task.name, model, run, group.name, layer, problem.units[unit], instances[n, step])
+                for layer in _layers(group)
+            ]
     return rows
 
 

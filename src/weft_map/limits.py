@@ -41,19 +41,19 @@ def _cheapest_path(
     costs[step, from, to]: cost of a step on unit *to* if the task comes from unit *from* (the last index: from
     outside). leave[unit]: cost after the last step.
     """
-    # Without a limit, every step counts as the begin of a run, so no switch is ever counted.
     steps = len(costs)
+    # Without a limit, every step counts as the begin of a run, so no switch is ever counted.
     begins_run = np.ones(steps, dtype=np.bool_) if max_switches is None else problem.tables.begins[task, :steps]
     # No run can switch more often than between all of its groups.
     max_left = min(max_switches or 0, len(problem.tasks[task].groups) - 1)
     values, choices = _costs_to_end(costs, leave, begins_run, max_left)
-    source, switches_left, units = -1, max_left, []
+    source, switches_left, units = -1, max_left, []  # -1: the task comes from outside
     for i in range(len(costs)):
         unit = int(choices[i][switches_left, source])
         switches_left = max_left if begins_run[i] else switches_left - (unit != source)
         units.append(unit)
         source = unit
-    return float(values[max_left, -1]), tuple(units)
+    return float(values[max_left, -1]), tuple(units)  # the cost from outside, with all switches left
 
 
 def _costs_to_end(
@@ -68,7 +68,7 @@ def _costs_to_end(
     is_same_unit = np.eye(units + 1, units, dtype=np.bool_)
     values, choices = np.tile(np.append(leave, np.inf), (max_left + 1, 1)), []
     for i in reversed(range(len(costs))):
-        values_after = values[:, None, :units]
+        values_after = values[:, None, :units]  # it and *onward*: [switches left, from, to]
         if begins_run[i]:
             onward = np.broadcast_to(values_after[max_left], (max_left + 1, units + 1, units))
         else:
@@ -141,8 +141,8 @@ def _count(switches: int) -> str:
 
 def _reasons(stretches: Sequence[Stretch]) -> str:
     """Text such as "group 'a' on dla only, then groups 'b' to 'd' on gpu only"; at most four stretches."""
-    shown = [f"{_span(stretch.groups)} on {' or '.join(stretch.units)} only" for stretch in stretches[:4]]
-    return ", then ".join(shown) + (", ..." if len(stretches) > 4 else "")
+    texts = [f"{_span(stretch.groups)} on {' or '.join(stretch.units)} only" for stretch in stretches[:4]]
+    return ", then ".join(texts) + (", ..." if len(stretches) > 4 else "")
 
 
 def _span(groups: Sequence[str]) -> str:

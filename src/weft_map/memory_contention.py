@@ -81,7 +81,7 @@ def physical_cores() -> list[int]:
 
 
 def _core_key(cpu: int) -> str:
-    """A text that is the same for all hardware threads of a core: Linux's list of sibling threads."""
+    """A text that is the same for all hardware threads of a core: Linux's list of them; elsewhere *cpu* itself."""
     file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     return file.read_text(encoding="ascii") if file.exists() else str(cpu)
 
@@ -132,7 +132,7 @@ def host_soc(
                 contention=fit.model if fit.contended else BandwidthSharing(),
                 bandwidth_gb_s=round(float(matrix.own_gb_s[-1]), 3),
                 peak_tflops=peak_tflops,
-                efficiency=0.5 if peak_tflops is None else 1.0,
+                efficiency=0.5 if peak_tflops is None else 1.0,  # a measured speed is what large products reach
             ),
         ),
     )
@@ -273,9 +273,10 @@ class _ContentionSurvey:
         Intensities go from a tenth of one core's bandwidth to all of it in even steps; two measurements (0 and 256
         operations per block) give the time of a block and of an operation.
         """
-        full_gb_s = [self._measure_window(own=0, others=None)[0] for _ in range(self.levels)]
-        slowed_gb_s = [self._measure_window(own=256, others=None)[0] for _ in range(self.levels)]
-        block_ns, slow_ns = (BLOCK_BYTES / float(np.median(gb_s)) for gb_s in (full_gb_s, slowed_gb_s))
+        full_speed = [self._measure_window(own=0, others=None) for _ in range(self.levels)]
+        slowed = [self._measure_window(own=256, others=None) for _ in range(self.levels)]
+        medians_gb_s = (float(np.median([own_gb_s for own_gb_s, _ in windows])) for windows in (full_speed, slowed))
+        block_ns, slow_ns = (BLOCK_BYTES / gb_s for gb_s in medians_gb_s)
         step_ns = max(1e-3, (slow_ns - block_ns) / 256)
         shares = np.linspace(0.1, 1.0, self.levels)
         return [round((block_ns / share - block_ns) / step_ns) for share in shares]

@@ -6,7 +6,9 @@ it; then a pattern search minimises the mean error in points of relative speed. 
 such a matrix on this machine.
 
 PCCS divides work into regions by its own demand: minor (hardly slowed down), normal, and intensive (slowed down by any
-other work). *Borders* are two row numbers: where the minor region ends, and where the normal region ends.
+other work). *Borders* are two row numbers: where the minor region ends, and where the normal region ends. Its other
+parameters, named as in ``weft.devices.Pccs``: mrmc, the largest reduction in the minor region; tbwdc, the total demand
+at which the speed begins to drop; cbp, the external demand from which it drops no further; rate_n, the slope between.
 """
 
 from __future__ import annotations
@@ -228,6 +230,7 @@ def _check_achieved(matrix: Matrix) -> None:
         raise InputError(
             f"achieved_gb_s is {shape}; {wanted[0]} own and {wanted[1]} external levels need {wanted[0]} x {wanted[1]}"
         )
+    # Up to half above the bandwidth of the work alone is taken for noise.
     bad = np.argwhere(~(np.isfinite(achieved) & (achieved > 0) & (achieved <= 1.5 * own[:, None])))
     if len(bad):
         row, column = bad[0]
@@ -307,7 +310,8 @@ def _refine(matrix: Matrix, start: _Parameters) -> _Parameters:
     best, error = _descend(matrix, start, COARSE)
     while True:
         attempts = (_descend(matrix, neighbour, COARSE) for neighbour in _neighbours(matrix, best))
-        improved = next((attempt for attempt in attempts if attempt[1] < error - 1e-3), None)
+        # an error that is lower by less than 0.001 points does not count
+        improved = next(((parameters, lower) for parameters, lower in attempts if lower < error - 1e-3), None)
         if improved is None:
             fine, _ = _descend(matrix, best, FINE)
             return fine
@@ -316,10 +320,11 @@ def _refine(matrix: Matrix, start: _Parameters) -> _Parameters:
 
 def _neighbours(matrix: Matrix, parameters: _Parameters) -> list[_Parameters]:
     """The same values with other borders: the ``BEST_BORDERS`` that fit these values best, and those one row away."""
-    regions = _lost_pct(matrix, np.array([parameters.values]))
-    speeds = [np.clip(100 - lost[0], FLOOR_PCT, 100) for lost in regions]
-    costs = [np.abs(speed - matrix.relative_speed_pct).sum(axis=1) for speed in speeds]
-    minor, normal, intensive = (np.concatenate(([0.0], np.cumsum(cost))) for cost in costs)
+    lost_by_region = _lost_pct(matrix, np.array([parameters.values]))
+    speeds = [np.clip(100 - lost[0], FLOOR_PCT, 100) for lost in lost_by_region]
+    errors = [np.abs(speed - matrix.relative_speed_pct).sum(axis=1) for speed in speeds]
+    # [row]: error of all rows before it, if they belong to the region
+    minor, normal, intensive = (np.concatenate(([0.0], np.cumsum(error))) for error in errors)
     # total[a, b]: error if rows before a are minor, rows from a to b normal, and the others intensive (less a constant)
     total = (minor - normal)[:, None] + (normal - intensive)[None, :]
     total[np.tril_indices_from(total, -1)] = np.inf
@@ -327,7 +332,9 @@ def _neighbours(matrix: Matrix, parameters: _Parameters) -> list[_Parameters]:
     best_borders = [divmod(index, len(total)) for index in best]
     one_row_away = [(parameters.minor + a, parameters.normal + b) for a, b in product((-1, 0, 1), repeat=2)]
     borders = [(a, b) for a, b in dict.fromkeys(best_borders + one_row_away) if 0 <= a <= b < len(total)]
-    return [_Parameters(*border, parameters.values) for border in borders if border != parameters[:2]]
+    return [
+        _Parameters(*border, parameters.values) for border in borders if border != (parameters.minor, parameters.normal)
+    ]
 
 
 def _descend(matrix: Matrix, parameters: _Parameters, halvings: int) -> tuple[_Parameters, float]:
@@ -337,12 +344,13 @@ def _descend(matrix: Matrix, parameters: _Parameters, halvings: int) -> tuple[_P
     """
     minor, normal, first_values = parameters
     own, external = float(matrix.own_gb_s[-1]), float(matrix.external_gb_s[-1])
+    # In the order of ``_Parameters.values``: mrmc_pct, tbwdc, cbp, rate_n.
     upper = np.array([100.0, own + external, external, 1e4 / own])  # the largest values that a matrix can show
     values = np.minimum(np.array(first_values), upper)
     step = np.array([2.0, own / 8, external / 8, max(4 / own, first_values[3] / 4)])
     error = float(_errors(matrix, minor, normal, values[None])[0])
     for _ in range(halvings):
-        for _ in range(64):
+        for _ in range(64):  # a limit on the moves at one size; few are needed
             candidates = np.clip(values + DIRECTIONS * step, 0.0, upper)
             errors = _errors(matrix, minor, normal, candidates)
             best = int(errors.argmin())

@@ -6,7 +6,7 @@ solution of a linear programme over all activities that can run together, slow-d
 also those that idle for any time. A set that was made for a later part of the tasks is valid everywhere and tighter for
 that part, so several sets are kept.
 
-Indices: n: a task; i: a step; u, v: units; k: a ``StepKind``.
+Indices: n: a task; i: a step; u, v: units (one more than there are: the outside); k: a ``StepKind``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PriceSet(NamedTuple):
     """[task]: cost of a second in which the task moves between units."""
 
 
-def simple_sets(tables: Tables) -> list[PriceSet]:
+def simple_price_sets(tables: Tables) -> list[PriceSet]:
     """Price sets that need no linear programme.
 
     One per chain of tasks that wait for each other: only these tasks cost anything, 1 per second. And one per grid
@@ -80,15 +80,15 @@ def _chains(waits: npt.NDArray[np.bool_]) -> list[list[int]]:
     return [list(chain) for chain in sorted(prefixes)]
 
 
-def priced(tables: Tables, sets: Sequence[PriceSet], switches: int) -> ActivityPrices:
+def stack_prices(tables: Tables, sets: Sequence[PriceSet], max_switches: int) -> ActivityPrices:
     """Stack the price *sets* for the kernels, and add the costs to the end, by dynamic programming from the last step.
 
-    switches: the most changes of unit within a run; -1: any number.
+    max_switches: the most changes of unit within a run; -1: any number.
     """
     tasks, steps, units = tables.time.shape
     run = np.stack([price_set.run for price_set in sets], axis=-1)
     move = np.stack([price_set.move for price_set in sets], axis=-1)
-    budgets = max(switches, 0) + 1  # values of `left`, the number of switches that are still allowed
+    budgets = max(max_switches, 0) + 1  # values of `left`, the number of switches that are still allowed
     to_end = np.zeros((tasks, steps + 1, units + 1, budgets, len(sets)))
     to_end_j = np.zeros((tasks, steps + 1, units + 1))
     is_same_unit = np.eye(units + 1, units, dtype=np.bool_)[..., None]
@@ -98,7 +98,7 @@ def priced(tables: Tables, sets: Sequence[PriceSet], switches: int) -> ActivityP
         for i in reversed(range(count)):
             time_s, moves_s = tables.time[n, i], tables.move[n, i]  # [to], [from, to]
             forbidden = np.isinf(moves_s)
-            # run_cost: [to, set]; move_cost: [from, to, set]; onward: as either of them.
+            # run_cost: [to, set]; move_cost: [from, to, set]; onward: one of the two shapes.
             # inf * 0 would be nan, hence the two replacements of infinite times before they are multiplied.
             run_cost = time_s[:, None] * np.where(np.isinf(time_s)[:, None], 1.0, run[n, i])
             move_cost = np.where(forbidden[..., None], np.inf, np.where(forbidden, 0.0, moves_s)[..., None] * move[n])
@@ -109,7 +109,7 @@ def priced(tables: Tables, sets: Sequence[PriceSet], switches: int) -> ActivityP
                     onward = run_cost + to_end[n, i + 1, :units, -1]  # a new run may switch as often as any
                 else:
                     onward = run_cost + to_end[n, i + 1, :units, left]
-                    if switches >= 0:
+                    if max_switches >= 0:
                         no_switch = np.full(run_cost.shape, np.inf)
                         switched = run_cost + to_end[n, i + 1, :units, left - 1] if left else no_switch
                         onward = np.where(is_same_unit, onward, switched)
@@ -127,7 +127,7 @@ class StepKind(NamedTuple):
     """The smallest demand of any of the steps."""
 
 
-def best_sets(problem: Problem) -> list[PriceSet]:
+def best_price_sets(problem: Problem) -> list[PriceSet]:
     """Price sets from the linear programme: one that is best at the beginning, then one per later point of the tasks.
 
     Empty if even one price per task and unit would make more than ``MOST_CONSTRAINTS`` rows. The variables are the
@@ -141,7 +141,7 @@ def best_sets(problem: Problem) -> list[PriceSet]:
     kinds = _kinds(tables)
     limits = _limit_rows(problem.soc, tables, kinds)
     solver = pywraplp.Solver.CreateSolver("GLOP")
-    prices = [solver.NumVar(0, 1, "") for _ in range(limits.shape[1])]
+    prices = [solver.NumVar(0, 1, "") for _ in range(limits.shape[1])]  # of each kind, then of each task's moves
     for row in limits:
         limit = solver.Constraint(-solver.infinity(), 1)
         for column in np.flatnonzero(row).tolist():
@@ -245,13 +245,14 @@ def _exclude_each_other(waits: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 
 def _movers(exclusive: Sequence[Sequence[bool]], working: Sequence[int]) -> list[tuple[int, ...]]:
     """The maximal sets of tasks that can all move while the tasks *working* run; *exclusive* as in ``_together``."""
-    sets: list[tuple[int, ...]] = [()]
+    mover_sets: list[tuple[int, ...]] = [()]
     for n in range(len(exclusive)):
         if n in working or any(exclusive[n][other] for other in working):
             continue
-        with_task = {(*(other for other in movers if not exclusive[n][other]), n) for movers in sets}
-        sets = [movers for movers in sets if any(exclusive[n][other] for other in movers)] + sorted(with_task)
-    return sets
+        with_task = {(*(other for other in movers if not exclusive[n][other]), n) for movers in mover_sets}
+        still_maximal = [movers for movers in mover_sets if any(exclusive[n][other] for other in movers)]
+        mover_sets = still_maximal + sorted(with_task)
+    return mover_sets
 
 
 def _speed(soc: Soc, tables: Tables, kinds: Sequence[StepKind], kind: int, running: Sequence[int]) -> float:
@@ -277,8 +278,9 @@ def _add_end_costs(
     """Add a variable per task, step and unit that the task may come from: its cost to the end.
 
     Constraints keep each variable at or below the cost of every choice of units. Returns the variables by [task][step].
+    prices: variables for the price of each kind, then of each task's moves.
     """
-    move = prices[len(kinds) :]
+    move = prices[len(kinds) :]  # [task]: price of its moves
     price = {(kind.task, i, kind.unit): prices[k] for k, kind in enumerate(kinds) for i in kind.steps}
     units, infinity = len(tables.instances), solver.infinity()
     variables: list[list[list[Any]]] = []
@@ -289,7 +291,7 @@ def _add_end_costs(
         costs_of_task = []
         for i in reversed(range(steps)):
             costs_before = {}
-            for u in range(units) if i else [units]:
+            for u in range(units) if i else [units]:  # the first step comes from outside
                 next_units = [v for v in costs_after if np.isfinite(tables.move[n, i, u, v])]
                 if not next_units or (i and (n, i - 1, u) not in price):
                     continue
@@ -312,7 +314,10 @@ def _add_upper_bound(solver: Any, variable: Any, terms: Sequence[tuple[Any, floa
 
 
 def _price_set(tables: Tables, kinds: Sequence[StepKind], limits: Floats, solution: Floats) -> PriceSet:
-    """Turn prices of kinds into prices of steps, scaled down if the solver's rounding broke one of *limits*."""
+    """Turn prices of kinds into prices of steps, scaled down if the solver's rounding broke one of *limits*.
+
+    solution: the price of each kind, then of each task's moves.
+    """
     solution = solution / max(1.0, float((limits @ solution).max()))
     prices = np.zeros(tables.time.shape)
     for kind, price in zip(kinds, solution[: len(kinds)].tolist(), strict=True):

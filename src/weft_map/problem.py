@@ -146,6 +146,7 @@ class Problem:
 
 
 def _check_task(task: Task, soc: Soc, names: Sequence[str]) -> None:
+    """Refuse a task that cannot run on *soc*; *names*: of all tasks."""
     if not task.groups:
         raise ProfileError(f"{task.name}: a model needs at least one group")
     if task.repeats < 1 or task.repeats * len(task.groups) > MAX_STEPS:
@@ -211,12 +212,13 @@ def _check_order(tasks: Sequence[Task]) -> None:
 
 
 def _build_tables(problem: Problem) -> Tables:
-    """The arrays of *problem*; indices are n: task, i: step, u: unit, v: the unit of the step before."""
+    """The arrays of *problem*; indices are n: task, i: step, u: unit, v: unit of the step before (-1: outside)."""
     tasks, units = problem.tasks, problem.units
     steps = np.array([len(task.groups) * task.repeats for task in tasks], dtype=np.int64)
     shape = (len(tasks), int(steps.max()), len(units))
     time, demand, energy = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
-    move, leave = np.full((*shape[:2], shape[2] + 1, shape[2]), np.inf), np.zeros((shape[0], shape[2]))
+    move = np.full((*shape[:2], len(units) + 1, len(units)), np.inf)  # the last row of *from* is the outside
+    leave = np.zeros((len(tasks), len(units)))
     for n, task in enumerate(tasks):
         entry, exit_ = task.entry_s or {}, task.exit_s or {}
         leave[n] = [exit_.get(unit, 0.0) for unit in units]
@@ -229,7 +231,7 @@ def _build_tables(problem: Problem) -> Tables:
                 cost = group.costs[unit]
                 time[n, i, u], demand[n, i, u], energy[n, i, u] = cost.time_s, cost.demand_gb_s, cost.energy_j or 0.0
                 if previous is None:  # the first step of a run; a later run first leaves the unit of the run before
-                    exit_s = leave[n] if i else np.zeros(shape[2])
+                    exit_s = leave[n] if i else np.zeros(len(units))
                     move[n, i, :-1, u], move[n, i, -1, u] = exit_s + entry.get(unit, 0.0), entry.get(unit, 0.0)
                     continue
                 for v, other in enumerate(units):

@@ -79,14 +79,14 @@ class Outcome:
     @property
     def throughput(self) -> float:
         """Runs per second, summed over the tasks: the sum of 1/T in the HaX-CoNN paper."""
-        return -worth(self.problem, self.finish_s, "throughput")
+        return -value_to_minimise(self.problem, self.finish_s, "throughput")
 
     def value(self, objective: Objective) -> float:
         """The value to minimise: the makespan in seconds, or the negated throughput."""
-        return worth(self.problem, self.finish_s, objective)
+        return value_to_minimise(self.problem, self.finish_s, objective)
 
 
-def worth(problem: Problem, finish_s: Sequence[float], objective: Objective) -> float:
+def value_to_minimise(problem: Problem, finish_s: Sequence[float], objective: Objective) -> float:
     """The value to minimise if the tasks end at *finish_s*: the makespan in seconds, or the negated throughput.
 
     The throughput is the sum over the tasks of runs per second; it is infinite if a task takes no time.

@@ -23,7 +23,7 @@ from weft_map.kernels.soc import (
     RUNNING,
     SAME_LATER,
     ActivityPrices,
-    BoundRules,
+    SearchRules,
     follow,
     phase_of,
     shift,
@@ -45,32 +45,33 @@ NOISE = 0.01
 """A randomised dive multiplies the bound of each state by up to 1 plus this."""
 
 
-def rules(
+def make_rules(
     problem: Problem, objective: Objective, limits: TaskLimits, *, strict: bool, deadline_s: float = inf
-) -> BoundRules:
+) -> SearchRules:
     """The rules of a search; schedules that end after *deadline_s* do not count.
 
     strict: drop only states that certainly lead to nothing better; otherwise also those that are nowhere earlier than
     another state in the same phases, which saves most of the time and is rarely wrong.
     """
-    return BoundRules(
-        objective == "throughput",
-        np.array([float(task.repeats) for task in problem.tasks]),
-        -1 if limits.max_switches is None else limits.max_switches,
-        deadline_s,
-        np.inf if limits.energy_budget_j is None else limits.energy_budget_j,
-        SAME_LATER if strict else NOWHERE_EARLIER,
+    return SearchRules(
+        throughput=objective == "throughput",
+        repeats=np.array([float(task.repeats) for task in problem.tasks]),
+        max_switches=-1 if limits.max_switches is None else limits.max_switches,
+        deadline_s=deadline_s,
+        budget_j=np.inf if limits.energy_budget_j is None else limits.energy_budget_j,
+        dominance=SAME_LATER if strict else NOWHERE_EARLIER,
     )
 
 
 class Search:
     """One run of the search: the best value so far, the bound, and the states between."""
 
-    def __init__(self, problem: Problem, rules: BoundRules, prices: ActivityPrices, best: float = inf) -> None:
-        """best: the value of a known schedule; the search looks only for better ones."""
+    def __init__(self, problem: Problem, rules: SearchRules, prices: ActivityPrices, best: float = inf) -> None:
+        """prices: for the lower bounds. best: the value of a known schedule; the search looks only for better ones."""
         self._tables, self._rules, self._prices = problem.tables, rules, prices
         tasks, _, units = self._tables.time.shape
-        self._work = kernel.scratch(tasks, units, prices.move.shape[1], subsets=rules.throughput)
+        _, price_sets = prices.move.shape
+        self._work = kernel.scratch(tasks, units, price_sets, subsets=rules.throughput)
         self._best = np.array([best, -1.0])
         """The best value, and the row of the finished state that has it; -1: it came from outside."""
         self._states, self._table = self._memory(FIRST_STATES)
@@ -118,6 +119,7 @@ class Search:
         it drops states that the proof needs.
         """
         states, table = self._memory(DIVE_STATES + 8 * width * int(self._tables.steps.sum()))
+        # layer: rows of the states at this depth; count: states in memory
         layer, count, best_before = np.zeros(1, dtype=np.int64), 1, self.best
         while len(layer):
             first_new = count
@@ -125,10 +127,10 @@ class Search:
                 self._tables, self._rules, self._prices, states, table, self._work, layer, count, self._best
             )
             new_rows = first_new + np.flatnonzero(~states.dropped[first_new:count])
-            keys = states.bound[new_rows]
+            bounds = states.bound[new_rows]
             if rng is not None:
-                keys = keys * (1 + NOISE * rng.random(len(keys)))
-            layer = new_rows[np.argsort(keys, kind="stable")[:width]]
+                bounds = bounds * (1 + NOISE * rng.random(len(bounds)))
+            layer = new_rows[np.argsort(bounds, kind="stable")[:width]]
         return self._remember(states, best_before)
 
     def expand(self, steps: int = 2000) -> bool:
@@ -139,7 +141,7 @@ class Search:
             self._best, self._sizes,
         )  # fmt: skip
         self.proved = verdict == 0
-        if verdict == 2:
+        if verdict == 2:  # the memory of states is full
             self._enlarge()
         return self._remember(self._states, best_before)
 
@@ -168,7 +170,8 @@ class Search:
         """Read off the schedule if the best value is better than *best_before*; return whether it is."""
         if self.best >= best_before:
             return False
-        self.schedule = _schedule(self._tables, states, int(self._best[1]))
+        last_row = int(self._best[1])
+        self.schedule = _schedule(self._tables, states, last_row)
         return True
 
 
@@ -183,7 +186,7 @@ def _schedule(tables: Tables, states: kernel.Store, last_row: int) -> Schedule:
     for row, next_row in pairwise(rows):
         for n, steps in enumerate(tables.steps.tolist()):
             phase, step = phase_of(states.code[row, n]), step_of(states.code[row, n])
-            if phase in (BOUNDARY, HELD):
+            if phase in (BOUNDARY, HELD):  # a unit was to be chosen; the next state has the choice
                 units[n][step] = int(states.chosen_unit[next_row, n])
             begun_steps = _begun_steps(int(states.code[row, n]), steps)
             if _begun_steps(int(states.code[next_row, n]), steps) > begun_steps:
@@ -228,18 +231,19 @@ def idle_freely(outcome: Outcome, objective: Objective) -> Schedule:
     problem, schedule = outcome.problem, outcome.schedule
     if int(problem.tables.steps.sum()) > MOST_STEPS:
         return schedule
-    bound_rules = rules(problem, objective, TaskLimits(), strict=True)
+    rules = make_rules(problem, objective, TaskLimits(), strict=True)
     units, order = _units_array(problem, schedule), _order_array(problem, schedule)
+    # ``_value``, ``shift`` and ``follow`` write into starts_s and ended_s.
     delays_s, starts_s, ended_s = _delays(outcome), np.zeros(units.shape), np.zeros(len(problem.tasks))
-    first_value = _value(problem, bound_rules, units, order, delays_s, ended_s)
-    best = _remove_needless_delays(problem, bound_rules, units, order, delays_s, first_value)
+    first_value = _value(problem, rules, units, order, delays_s, ended_s)
+    best = _remove_needless_delays(problem, rules, units, order, delays_s, first_value)
     stride_s = outcome.makespan_s * LONGEST
     while stride_s > outcome.makespan_s * SHORTEST:
-        better = float(shift(problem.tables, bound_rules, units, order, delays_s, starts_s, ended_s, best, stride_s))
+        better = float(shift(problem.tables, rules, units, order, delays_s, starts_s, ended_s, best, stride_s))
         if better >= best:
             stride_s /= 2
         best = better
-    if best >= outcome.value(objective) - 1e-6 * abs(best):
+    if best >= outcome.value(objective) - 1e-6 * abs(best):  # a smaller gain may be a rounding error
         return schedule
     follow(problem.tables, units, order, delays_s, starts_s, ended_s)
     starts_of_task = tuple(
@@ -249,7 +253,7 @@ def idle_freely(outcome: Outcome, objective: Objective) -> Schedule:
 
 
 def _remove_needless_delays(
-    problem: Problem, bound_rules: BoundRules, units: Ints, order: Ints, delays_s: Floats, best: float
+    problem: Problem, rules: SearchRules, units: Ints, order: Ints, delays_s: Floats, best: float
 ) -> float:
     """Set each of *delays_s* to 0, in place, unless the value gets worse than *best*; return the value reached.
 
@@ -257,19 +261,17 @@ def _remove_needless_delays(
     """
     for index in np.argwhere(delays_s > 0):
         delay_s, delays_s[tuple(index)] = delays_s[tuple(index)], 0.0
-        value = _value(problem, bound_rules, units, order, delays_s, np.zeros(len(order)))
+        value = _value(problem, rules, units, order, delays_s, np.zeros(len(order)))
         if value > best:
             delays_s[tuple(index)] = delay_s
         best = min(best, value)
     return best
 
 
-def _value(
-    problem: Problem, bound_rules: BoundRules, units: Ints, order: Ints, delays_s: Floats, ended_s: Floats
-) -> float:
+def _value(problem: Problem, rules: SearchRules, units: Ints, order: Ints, delays_s: Floats, ended_s: Floats) -> float:
     """The value of the mapping with *delays_s*; the ends of the tasks are written into *ended_s*."""
     follow(problem.tables, units, order, delays_s, np.zeros(units.shape), ended_s)
-    return float(value_of(bound_rules, ended_s))
+    return float(value_of(rules, ended_s))
 
 
 def _delays(outcome: Outcome) -> Floats:

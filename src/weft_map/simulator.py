@@ -86,6 +86,7 @@ class SimulatedSoc:
         self._problem, self._tables = problem, problem.tables
         priorities = {task: priority for priority, task in enumerate(order or ())}
         self._rank = [(priorities.get(task, len(priorities)), task) for task in range(len(problem.tasks))]
+        """[task]: sort key; tasks that *order* does not name come last."""
         self._free = [list(range(unit.instances)) for unit in problem.soc.units]
         """Per unit, the numbers of its free instances, ascending."""
         self._unit_of_task = [OUTSIDE] * len(problem.tasks)
@@ -97,6 +98,7 @@ class SimulatedSoc:
         self._running: list[_Job] = []
         self._leaving: list[_Job] = []
         self._done: list[Completion] = []
+        """Completions that ``completions`` has not returned yet."""
         self._last_piece: dict[tuple[int, int], int] = {}
         """(task, step) -> index of the step's latest piece in ``pieces``."""
         self.pieces: list[RunInterval] = []
@@ -117,7 +119,7 @@ class SimulatedSoc:
         return DeviceClocks.at(self.now())
 
     def held(self) -> tuple[LaneState, ...]:
-        """None: the schedule chooses units, so the policy needs no state of lanes."""
+        """Empty: the schedule chooses units, so the policy needs no state of lanes."""
         return ()
 
     def completions(self) -> list[Completion]:
@@ -204,7 +206,7 @@ class SimulatedSoc:
 
     def _advance(self, to_s: float) -> None:
         """Set the time to *to_s*, and end the moves and steps that end then."""
-        length_s, edge_s = to_s - self._now_s, to_s + SAME_EVENT * to_s
+        length_s, edge_s = to_s - self._now_s, to_s + SAME_EVENT * to_s  # ends up to edge_s count as this event
         for job in self._running:
             self._record(job, to_s)
             job.work_s -= length_s / job.slow_down
@@ -280,6 +282,7 @@ class Chains:
         self._problem, self._tables = problem, problem.tables
         tasks = len(problem.tasks)
         self._step, self._unit, self._last_issued = [0] * tasks, [OUTSIDE] * tasks, [-1] * tasks
+        """[task]: its next step; the unit that it is on; the engine's step in which its latest step was issued."""
         self._busy = [False] * tasks
         self.events: list[Event] = []
         """Always empty: policies that follow events are not used for mapping."""
@@ -293,6 +296,7 @@ class Chains:
         return all(self._has_ended(task) for task in range(len(self._step)))
 
     def offer(self, device: DeviceClocks) -> Offer:
+        """Offer the next steps of all tasks that may begin; each is at the head of its task's chain."""
         free = (task for task in range(len(self._step)) if self._may_begin(task))
         candidates = tuple(candidate for task in free for candidate in self._candidates(task))
         return Offer(candidates, candidates)
@@ -351,7 +355,7 @@ def _usable_units(problem: Problem, task: int) -> list[list[bool]]:
                 for unit in units
             ]
         )
-    return usable[:0:-1]
+    return usable[:0:-1]  # in the order of steps, without the entry for the end
 
 
 @dataclass(frozen=True)
@@ -371,6 +375,7 @@ class Planned(Policy):
         """The start of *candidate*, with its planned time; None if the schedule puts the step on another unit."""
         task, starts_s = candidate.stream, self.schedule.starts_s
         step = candidate.query * len(self.problem.tasks[task].groups) + candidate.layer
+        # ``program`` is task * number of units + unit, see ``Chains``
         if candidate.program != task * len(self.problem.units) + self.schedule.units[task][step]:
             return None
         return Start(candidate, max(1, ticks(starts_s[task][step])) if starts_s else 0)  # 0 means: no planned start

@@ -19,10 +19,10 @@ from weft.devices import Soc, Unit
 from weft_map.baselines import BASELINES
 from weft_map.cpsat import contention_free
 from weft_map.limits import TaskLimits, check_feasible, keeps_to, shortest
-from weft_map.prices import PriceSet, best_sets, priced, simple_sets
+from weft_map.prices import PriceSet, best_price_sets, simple_price_sets, stack_prices
 from weft_map.problem import Group, Objective, Problem, Task, UnitCost
-from weft_map.schedule import Outcome, Schedule, worth
-from weft_map.search import MOST_STATES, Search, ends_s, idle_freely, rules
+from weft_map.schedule import Outcome, Schedule, value_to_minimise
+from weft_map.search import MOST_STATES, Search, ends_s, idle_freely, make_rules
 from weft_map.simulator import simulate
 
 TINY = 1e-9
@@ -50,6 +50,7 @@ DOMINANCE = (  # an assumption of a proof, for the certificate
     "of two states in the same phases, one that is nowhere later is never worse (true where a step may start at any "
     "time; for event-aligned schedules it fails now and then, by little)"
 )
+NO_ASSUMPTIONS = ""
 RECHECK_STATES = 30_000
 """States that the second search, without the dominance assumption, may expand unless ``Options.strict`` is set; they
 take about a fifth of a second."""
@@ -196,7 +197,7 @@ class _SolverRun:
         self, problem: Problem, options: Options, on_improvement: Callable[[Improvement], None] | None
     ) -> None:
         self._problem, self._options, self._on_improvement = problem, options, on_improvement
-        self._began = perf_counter()
+        self._began_s = perf_counter()
         self._value = np.inf
         """Value of the best schedule so far; the throughput is negated, here and in the bounds."""
         self._schedule: Schedule | None = None
@@ -209,11 +210,11 @@ class _SolverRun:
 
     def dive_once(self) -> None:
         """Dive once with width 1, which compiles the kernel of dives."""
-        self._make_search(simple_sets(self._problem.tables), strict=True).dive(1)
+        self._make_search(simple_price_sets(self._problem.tables), strict=True).dive(1)
 
     def run(self) -> Solution:
         """Search and judge baselines in turn, cheap work first: a tiny search, a small proof, then the large proof."""
-        search = self._make_search(simple_sets(self._problem.tables), strict=True)
+        search = self._make_search(simple_price_sets(self._problem.tables), strict=True)
         self._expand(search, TINIEST)
         first_proof_s = self._seconds if search.proved else None
         baselines = self._judge(NAIVE)
@@ -222,7 +223,7 @@ class _SolverRun:
         if self._options.cp_sat:
             self._run_cp_sat()
         if verdict is None and self._seconds > self._options.time_limit_s:
-            verdict = _Verdict(search.expanded, "time limit", "", search.bound, search.first_bound)
+            verdict = _Verdict(search.expanded, "time limit", NO_ASSUMPTIONS, search.bound, search.first_bound)
         verdict = verdict or self._large_proof()
         if self._seconds < self._options.time_limit_s:
             baselines |= self._judge(SLOW)
@@ -238,7 +239,10 @@ class _SolverRun:
         idling_schedule = idle_freely(outcome, self._options.objective)
         idled = simulate(self._problem, idling_schedule) if idling_schedule != outcome.schedule else None
         certificate = self._certificate(verdict, outcome)
-        return Solution(outcome, baseline_outcomes, tuple(within), tuple(self._improvements), certificate, idled)
+        return Solution(
+            outcome, baseline_outcomes, within=tuple(within), improvements=tuple(self._improvements),
+            certificate=certificate, idled=idled,
+        )  # fmt: skip
 
     def _simulate_best(self, schedule: Schedule) -> Outcome:
         """Simulate *schedule* and return its outcome, or that of a better proposal.
@@ -264,8 +268,8 @@ class _SolverRun:
             if not search.proved:
                 return None
             first_proof_s = self._seconds
-        root_bound = self._make_search(self._all_price_sets()).bound
-        return _Verdict(search.expanded, "proof", "", self._value, root_bound, first_proof_s)
+        root_bound = self._make_search(self._all_price_sets()).bound  # before any choice: for schedules of any kind
+        return _Verdict(search.expanded, "proof", NO_ASSUMPTIONS, self._value, root_bound, first_proof_s)
 
     def _large_proof(self) -> _Verdict:
         """Prove the best event-aligned schedule under the dominance assumption, then try to prove it without."""
@@ -283,9 +287,9 @@ class _SolverRun:
             ended = self._prove(strict_search, MOST_STATES)
         states = search.expanded + strict_search.expanded
         if strict_search.proved:
-            return _Verdict(states, "proof", "", self._value, root_bound, first_proof_s)
+            return _Verdict(states, "proof", NO_ASSUMPTIONS, self._value, root_bound, first_proof_s)
         if self._value < value:
-            return _Verdict(states, ended, "", strict_search.bound, root_bound)
+            return _Verdict(states, ended, NO_ASSUMPTIONS, strict_search.bound, root_bound)
         return _Verdict(states, "proof", DOMINANCE, self._value, root_bound, first_proof_s)
 
     def _most_throughput_of_ties(self, schedule: Schedule) -> Schedule:
@@ -298,13 +302,15 @@ class _SolverRun:
         deadline_s = self._value * (1 + self._options.ties)
         ends_of_tied = {tied: ends for tied, ends in self._proposed.items() if max(ends) <= deadline_s}
         ends_of_tied[schedule] = simulate(self._problem, schedule).finish_s
-        negated_throughputs = {tied: worth(self._problem, ends, "throughput") for tied, ends in ends_of_tied.items()}
+        negated_throughputs = {
+            tied: value_to_minimise(self._problem, ends, "throughput") for tied, ends in ends_of_tied.items()
+        }
         best = min(negated_throughputs, key=lambda tied: negated_throughputs[tied])
         if self._seconds > self._options.time_limit_s:
             return best
-        bound_rules = rules(self._problem, "throughput", self._options.limits, strict=False, deadline_s=deadline_s)
-        prices = priced(self._problem.tables, self._all_price_sets(), bound_rules.switches)
-        search = Search(self._problem, bound_rules, prices, negated_throughputs[best])
+        rules = make_rules(self._problem, "throughput", self._options.limits, strict=False, deadline_s=deadline_s)
+        prices = stack_prices(self._problem.tables, self._all_price_sets(), rules.max_switches)
+        search = Search(self._problem, rules, prices, negated_throughputs[best])
         search.dive(FIRST_WIDTH)
         search.expand(TIE_STATES)
         return search.schedule or best
@@ -322,7 +328,7 @@ class _SolverRun:
     def _all_price_sets(self) -> list[PriceSet]:
         """The price sets of the linear programme and the simple ones, computed at the first call."""
         if not self._price_sets:
-            self._price_sets = [*best_sets(self._problem), *simple_sets(self._problem.tables)]
+            self._price_sets = [*best_price_sets(self._problem), *simple_price_sets(self._problem.tables)]
         return self._price_sets
 
     def _judge(self, names: Iterable[str]) -> dict[str, Schedule]:
@@ -338,7 +344,7 @@ class _SolverRun:
     def _propose(self, schedule: Schedule) -> float:
         """Return the value of *schedule*; if it keeps the limits and is the best so far, it becomes the solution."""
         ends = ends_s(self._problem, schedule)
-        value = worth(self._problem, ends, self._options.objective)
+        value = value_to_minimise(self._problem, ends, self._options.objective)
         if self._keeps_limits(schedule):
             self._proposed[schedule] = ends
             self._take_if_better(value, schedule)
@@ -349,9 +355,9 @@ class _SolverRun:
 
     def _make_search(self, sets: Sequence[PriceSet], *, strict: bool = False) -> Search:
         """A new search with the bounds of the price *sets*; strict: without the dominance assumption."""
-        bound_rules = rules(self._problem, self._options.objective, self._options.limits, strict=strict)
-        prices = priced(self._problem.tables, sets, bound_rules.switches)
-        search = Search(self._problem, bound_rules, prices, self._value)
+        rules = make_rules(self._problem, self._options.objective, self._options.limits, strict=strict)
+        prices = stack_prices(self._problem.tables, sets, rules.max_switches)
+        search = Search(self._problem, rules, prices, self._value)
         self._bound = max(self._cp_sat_bound, search.bound)
         return search
 
@@ -387,14 +393,14 @@ class _SolverRun:
     @property
     def _seconds(self) -> float:
         """Seconds since this run began."""
-        return perf_counter() - self._began
+        return perf_counter() - self._began_s
 
     def _take_if_better(self, value: float, schedule: Schedule) -> None:
         """Make *schedule* the solution and publish it, if its *value* is better than the best so far."""
         if not value < self._value - TINY * abs(value):
             return
         self._value, self._schedule = value, schedule
-        sign = -1 if self._options.objective == "throughput" else 1
+        sign = -1 if self._options.objective == "throughput" else 1  # the search minimises the negated throughput
         improvement = Improvement(self._seconds, sign * value, sign * min(self._bound, value), schedule)
         self._improvements.append(improvement)
         if self._on_improvement:
@@ -402,7 +408,7 @@ class _SolverRun:
 
     def _certificate(self, verdict: _Verdict, outcome: Outcome) -> Certificate:
         """The certificate of *outcome*; its value may be worse than the verdict's bound by rounding and ties only."""
-        sign = -1 if self._options.objective == "throughput" else 1
+        sign = -1 if self._options.objective == "throughput" else 1  # the search minimises the negated throughput
         value = outcome.value(self._options.objective)
         worst_proved_value = verdict.bound + (TINY + self._options.ties) * abs(verdict.bound)
         proved = (

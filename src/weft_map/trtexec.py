@@ -146,10 +146,10 @@ def _parse_kernel(row: Any, where: str, runs: int) -> tuple[str, float]:
     name = row.get("name") if isinstance(row, dict) else None
     if not isinstance(name, str) or not name:
         raise ProfileError(f"{where} has no name: {shortened(repr(row))}")
-    shown = shortened(repr(name))
+    quoted = shortened(repr(name))
     if _MERGED_LAYERS in name and not _REFORMAT.match(name):
         raise ProfileError(
-            f"{where}, {shown}, is one blob of many layers (all that the DLA runs in a row), so their times are not "
+            f"{where}, {quoted}, is one blob of many layers (all that the DLA runs in a row), so their times are not "
             "known; profile the layers one by one, or the network cut after each group and take differences, and "
             "write a soc-profile"
         )
@@ -157,9 +157,9 @@ def _parse_kernel(row: Any, where: str, runs: int) -> tuple[str, float]:
         if key in row:
             value = row[key]
             if isinstance(value, bool) or not isinstance(value, int | float) or not _is_plausible(value):
-                raise ProfileError(f"{where}, {shown}: {key} = {shortened(repr(value))} is not a time")
+                raise ProfileError(f"{where}, {quoted}: {key} = {shortened(repr(value))} is not a time")
             return name, value / divisor * 1e-3
-    raise ProfileError(f"{where}, {shown}: has neither averageMs nor medianMs nor timeMs")
+    raise ProfileError(f"{where}, {quoted}: has neither averageMs nor medianMs nor timeMs")
 
 
 def _is_plausible(value: float) -> bool:
@@ -212,6 +212,7 @@ def _place_kernels(
         places_of_kernels = [
             [alignment.places[name] for name in entry.layers if name in alignment.places] for entry in kernels_of_unit
         ]
+        # Kernels before the first one with a known layer get the place of that one.
         last = next((min(places) for places in places_of_kernels if places), None)
         if last is None:
             count, example = len(kernels_of_unit), shortened(repr(kernels_of_unit[0].name))
@@ -239,7 +240,7 @@ def _check_known(entries: Sequence[KernelEntry], places_of_kernels: Sequence[Seq
         if not places and not _ADDED_KERNEL.search(entry.name)
     ]
     if unknown:
-        unmatched_s, total_s = (sum(entry.time_s for entry in some) for some in (unknown, entries))
+        unmatched_s, total_s = (sum(entry.time_s for entry in listed) for listed in (unknown, entries))
         raise ProfileError(
             f"{path}: no node of the model is named as {shortened(repr(unknown[0].name))} is; {len(unknown)} of "
             f"{len(entries)} kernels and {unmatched_s * 1e3:.3f} of {total_s * 1e3:.3f} ms match none; give the .onnx "
@@ -338,8 +339,9 @@ class _GroupMaker:
         """The units that can run the whole group: those whose file has a layer of every kernel *inside*."""
         known_kernels = [kernel for kernel in inside if not kernel.entry.layers.isdisjoint(self.alignment.places)]
         present = [unit for unit in self.layers_of_unit if any(kernel.unit == unit for kernel in inside)]
-        layers_of = self.layers_of_unit
-        able = [u for u in present if all(kernel.entry.layers & layers_of[u] for kernel in known_kernels)]
+        able = [
+            unit for unit in present if all(kernel.entry.layers & self.layers_of_unit[unit] for kernel in known_kernels)
+        ]
         # If every unit lacks some kernel, the unit with the most kernels is taken to run the whole group.
         return able or [max(present, key=lambda unit: sum(kernel.unit == unit for kernel in known_kernels))]
 

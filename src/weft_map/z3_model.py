@@ -75,10 +75,9 @@ def solve_z3(problem: Problem, *, time_limit_s: float, max_switches: int | None 
     solution, proved = model.solve(time_limit_s)
     seconds = perf_counter() - began
     if solution is None:
-        return Z3Result(None, inf, False, seconds)
-    return Z3Result(
-        Schedule(solution.units, starts_s=solution.starts_s, made_by="z3"), solution.makespan_s, proved, seconds
-    )
+        return Z3Result(schedule=None, makespan_s=inf, proved=False, seconds=seconds)
+    schedule = Schedule(solution.units, starts_s=solution.starts_s, made_by="z3")
+    return Z3Result(schedule, solution.makespan_s, proved, seconds)
 
 
 def _check_soc(problem: Problem) -> None:
@@ -110,6 +109,7 @@ class _Z3Model:
         times = problem.tables.time
         self._tick_s = max(float(times[isfinite(times)].max()), 1e-9) / TICKS
         self._chains = [self._add_steps(n, count) for n, count in enumerate(problem.tables.steps.tolist())]
+        """[task][step]: its variables."""
         self._finish = [self._finish_time(chain[-1]) for chain in self._chains]
         self._makespan = z3.Real("makespan")
         self._add_order()
@@ -128,7 +128,7 @@ class _Z3Model:
         try:
             proved = self._solver.check() == self._z3.sat
         except self._z3.Z3Exception as error:
-            if "canceled" not in str(error):
+            if "canceled" not in str(error):  # so Z3 calls the end of its time
                 raise
             proved = False
         if proved:
@@ -215,14 +215,13 @@ class _Z3Model:
             steps_of_unit = [step for step in steps if isfinite(times[step.task, step.step, unit])]
             ticks_of_steps = [(step, self._ticks(float(times[step.task, step.step, unit]))) for step in steps_of_unit]
             busy = [self._z3.If(step.on_second == bool(unit), duration, 0) for step, duration in ticks_of_steps]
-            self._solver.add(self._makespan >= self._z3.Sum([self._z3.RealVal(0), *busy]))
+            self._solver.add(self._makespan >= self._z3.Sum([self._z3.RealVal(0), *busy]))  # Z3 has no empty sum
 
     def _add_contention(self) -> None:
         """Demand one step at a time per unit, and durations that depend on the steps that run at the same time."""
         z3 = self._z3
-        overlaps: dict[
-            tuple[int, int], list[tuple[_Z3Step, Any]]
-        ] = {}  # (task, step) -> (other step, overlap in ticks)
+        # (task, step) -> pairs of another step and its overlap in ticks
+        overlaps: dict[tuple[int, int], list[tuple[_Z3Step, Any]]] = {}
         for left, right in self._possible_overlaps():
             one_after_other = z3.Or(left.end <= right.start, right.end <= left.start)
             self._solver.add(z3.Or(left.on_second != right.on_second, one_after_other))
@@ -230,11 +229,11 @@ class _Z3Model:
             # The overlap is the earlier end less the later start, which is the least of the four differences.
             bounds = [overlap >= end - start for end in (left.end, right.end) for start in (left.start, right.start)]
             self._solver.add(overlap >= 0, z3.Or(bounds))
-            overlaps.setdefault(left[:2], []).append((right, overlap))
-            overlaps.setdefault(right[:2], []).append((left, overlap))
+            overlaps.setdefault((left.task, left.step), []).append((right, overlap))
+            overlaps.setdefault((right.task, right.step), []).append((left, overlap))
         for step in (step for chain in self._chains for step in chain):
             for unit in (0, 1):
-                self._add_duration(step, unit, overlaps.get(step[:2], []))
+                self._add_duration(step, unit, overlaps.get((step.task, step.step), []))
 
     def _add_duration(self, step: _Z3Step, unit: int, overlaps: Sequence[tuple[_Z3Step, Any]]) -> None:
         """Demand the duration that *step* has on *unit*, longer by what it loses to each of *overlaps*.
@@ -242,8 +241,8 @@ class _Z3Model:
         A step that overlaps with it is on the other unit, since a unit runs one step at a time.
         """
         tables, z3 = self._problem.tables, self._z3
-        at = step.task, step.step, unit
-        alone_s, demand_gb_s = float(tables.time[at]), float(tables.demand[at])
+        index = step.task, step.step, unit
+        alone_s, demand_gb_s = float(tables.time[index]), float(tables.demand[index])
         if not isfinite(alone_s):
             self._solver.add(step.on_second != bool(unit))
             return
@@ -272,7 +271,7 @@ class _Z3Model:
             for first in range(0, len(chain), len(task.groups)):
                 run = chain[first : first + len(task.groups)]
                 switched = [z3.If(step.on_second != before.on_second, 1, 0) for before, step in pairwise(run)]
-                self._solver.add(z3.Sum([z3.IntVal(0), *switched]) <= max_switches)
+                self._solver.add(z3.Sum([z3.IntVal(0), *switched]) <= max_switches)  # Z3 has no empty sum
 
 
 CLASS = "a task moves on as soon as a step has ended; a step whose data is there may wait for any length of time"
@@ -305,5 +304,7 @@ def solve_like_the_paper(problem: Problem, limits: TaskLimits | None = None, tim
         ended="proof" if result.proved else "time limit",
         first_proof_s=result.seconds if result.proved else None,
     )
-    only = Improvement(result.seconds, outcome.makespan_s, bound, result.schedule)
-    return Solution(outcome, {"z3": outcome}, ("z3",), (only,), certificate)
+    improvement = Improvement(result.seconds, outcome.makespan_s, bound, result.schedule)
+    return Solution(
+        outcome, baselines={"z3": outcome}, within=("z3",), improvements=(improvement,), certificate=certificate
+    )

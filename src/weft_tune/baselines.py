@@ -222,7 +222,7 @@ def ristretto(
     whose widening gives the highest score.
     """
     groups = _width_groups(network, covering)
-    ladder: tuple[int | None, ...] = (None, *widths)
+    ladder: tuple[int | None, ...] = (None, *widths)  # None: float32; a *rung* is the index of a width in it
     with Referee(evaluator, margin, subset, database=database, progress=progress) as referee:
         referee.measure_base(Configuration({}))
         rungs = [_sweep(referee, group, ladder) for group in groups]
@@ -257,7 +257,7 @@ def _sweep(referee: Referee, group: WidthGroup, ladder: Sequence[int | None]) ->
 
 
 def _combine(groups: Sequence[WidthGroup], ladder: Sequence[int | None], rungs: Sequence[int]) -> Configuration:
-    """The configuration in which each group has the width ladder[rung]."""
+    """The configuration in which each of *groups* has the width ladder[rung]; *rungs*: one for each group."""
     formats: dict[str, AnyFormat] = {}
     for group, rung in zip(groups, rungs, strict=True):
         formats |= group.formats(ladder[rung])
@@ -288,7 +288,10 @@ def stripes(
     database: Path | None = None,
     progress: OnScored | None = None,
 ) -> Baseline:
-    """The greedy search of Stripes; if the 16-bit network itself misses the threshold, it is the result."""
+    """The greedy search of Stripes; if the 16-bit network itself misses the threshold, it is the result.
+
+    reference: see ``Reference``.
+    """
     inputs = [covering_format(target, "input") for target in network.targets]
     start = _with_inputs(network, inputs)
     step = "start"

@@ -119,19 +119,20 @@ def command(
         unused = dict.fromkeys(("figure", "html"), NO_PICTURE) | {"shapes": "samples have sizes"}
         refuse_unused(context, "--target", unused)
     check_folder_place("--output", output)
-    words, scores = SearchProgress(), None
+    search_progress, scores = SearchProgress(), None
     try:
         with told_in_options(context), terminated_like_interrupted(), stage_bars() as show_stage:
             sizes = parse_shapes(shapes, [model]).get(model, {})
             options = TuneOptions(**{**typed, "model": model, "shapes": sizes, "output": output})
             scores = options.scores
             run = carry_out if options.target is None else carry_out_fastest
-            result = run(options, lambda progress: show_stage(progress.stage, words.text(progress)))
+            result = run(options, lambda progress: show_stage(progress.stage, search_progress.text(progress)))
     except KeyboardInterrupt:
         where = "before the search began" if target is None else "before anything was written"
         if scores and scores.exists():
             where = (
-                f"at iteration {words.iteration}; its scores are in {scores}, and the same command goes on from there"
+                f"at iteration {search_progress.iteration}; its scores are in {scores}, and the same command goes on "
+                "from there"
             )
         typer.echo(f"weft: stopped {where}", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -152,7 +153,7 @@ class SearchProgress:
 
     def __init__(self) -> None:
         self.iteration = 0
-        self._first = math.inf
+        self._start_objective = math.inf
 
     def text(self, progress: TuneProgress) -> str:
         """The text of *progress*; remembers the iteration."""
@@ -166,9 +167,13 @@ class SearchProgress:
                 else f"configuration {progress.tried}, score {progress.score:.4f}"
             )
         self.iteration = search.iteration
-        if self._first == math.inf:
-            self._first = search.objective
-        share = f"{search.objective / self._first:.1%} of the start, " if 0 < self._first < math.inf else ""
+        if self._start_objective == math.inf:
+            self._start_objective = search.objective
+        share = (
+            f"{search.objective / self._start_objective:.1%} of the start, "
+            if 0 < self._start_objective < math.inf
+            else ""
+        )
         needs = f", needs {search.threshold:.4f}" if search.threshold > -math.inf else ""
         phase = f"phase {search.phase}, {PHASES[search.phase]}, {search.iteration}"
         return f"{phase}: {share}score {search.score:.4f}{needs}"

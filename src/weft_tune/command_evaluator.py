@@ -112,7 +112,7 @@ class CommandEvaluator:
     def evaluate_many(
         self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
     ) -> list[Score | EvaluationError]:
-        """Run up to *workers* commands at a time, in daemon threads.
+        """Run up to *workers* commands at a time, in daemon threads; *scored* as in ``Evaluator``.
 
         The caller waits on a ``SimpleQueue``, which is written in C: Ctrl-C could interrupt a ``Condition`` or a
         ``Future`` between taking its lock and recording that, and then other threads would wait for the lock for ever.
@@ -162,7 +162,7 @@ class CommandEvaluator:
 
     def _abandon(self, waiting: deque[tuple[int, Configuration]], started: set[int]) -> None:
         """After an interrupt: drop waiting configurations, kill commands, and wait until their files are removed."""
-        was_closed, self._closed = self._closed, True
+        was_closed, self._closed = self._closed, True  # so that no command starts meanwhile
         with self._lock:
             waiting.clear()
         self._stop_all()

@@ -116,7 +116,7 @@ class CallableEvaluator:
     def evaluate_many(
         self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
     ) -> list[Score | EvaluationError]:
-        """Score one after another, or in threads."""
+        """Score one after another, or in threads; *scored* as in ``Evaluator``."""
 
         def attempt(configuration: Configuration) -> Score | EvaluationError:
             try:
@@ -197,6 +197,7 @@ class Database:
         """
         key = (evaluator, subset, configuration.text)
         with self._translate_errors():
+            # the statement names *needed* three times
             row = self._connection.execute(_FIND, (*key, needed, needed, needed)).fetchone()
         if row is None:
             return None
@@ -212,7 +213,7 @@ class Database:
         outcome: Score | EvaluationError,
     ) -> None:
         """Store an outcome; it is on disk when this returns."""
-        row: tuple[float, int, int, str | None, str | None]
+        row: tuple[float, int, int, str | None, str | None]  # value, exact, samples, failure, output
         if isinstance(outcome, EvaluationError):
             row = (-math.inf, 1, 0, str(outcome), outcome.output)
         else:

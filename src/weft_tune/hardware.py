@@ -99,7 +99,7 @@ def node_names(path: str | Path) -> dict[str, str]:
 def network_of(model: Model, kinds: Collection[str] = ("conv", "gemm")) -> Network:
     """The network of a model whose weights are not known, for sizes and speeds; the ranges of values are set to 0."""
     targets = tuple(
-        Target(layer.name, layer.weights, layer.input_elements, 0.0, 0.0, layer.macs)
+        Target(layer.name, layer.weights, layer.input_elements, weight_max=0.0, input_max=0.0, macs=layer.macs)
         for layer in model.layers
         if layer.kind in kinds and layer.weights
     )
@@ -109,7 +109,10 @@ def network_of(model: Model, kinds: Collection[str] = ("conv", "gemm")) -> Netwo
 def _work(name: str, layer: Layer) -> LayerWork:
     gemm = layer.gemm
     assert gemm is not None
-    return LayerWork(name, gemm.m, gemm.k // gemm.kernel, gemm.kernel, gemm.n, gemm.groups, layer.kind == "conv")
+    return LayerWork(
+        name, windows=gemm.m, channels=gemm.k // gemm.kernel, kernel=gemm.kernel, filters=gemm.n, groups=gemm.groups,
+        convolution=layer.kind == "conv",
+    )  # fmt: skip
 
 
 # Speed-ups, estimated
@@ -204,16 +207,18 @@ def tuned_model(
 def latency_s(profile: Profile, npu: Npu) -> float:
     """The time from the first fetch to the last result of one query that has the device to itself."""
     program = lower(profile, npu)
-    times = np.empty((len(program), 4), np.int64)
+    layers = len(program)
+    times = np.empty((layers, 4), np.int64)  # ticks: fetch start, fetch end, compute start, compute end
     replay(
         np.array(program.fetch, np.int64),
         np.array(program.compute, np.int64),
-        np.array([0, len(program)], np.int64),
-        Clock.of(npu).buffer,
-        np.zeros(len(program), np.int64),
-        times,
+        offsets=np.array([0, layers], np.int64),  # one stream, which owns all layers
+        buffer=Clock.of(npu).buffer,
+        chosen=np.zeros(layers, np.int64),
+        times=times,
     )
-    return float(times[-1, 3]) * Clock.of(npu).tick_s
+    last_compute_end = times[-1, 3]
+    return float(last_compute_end) * Clock.of(npu).tick_s
 
 
 class Latency:

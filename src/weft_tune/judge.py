@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, Protocol
 from weft.base.errors import EvaluationError
 from weft_tune.evaluation import Database, Evaluator, Score, Subset
 from weft_tune.numbers.configuration import Configuration
-from weft_tune.result import Kept, OnSearchProgress, Phase, Progress, Step, Trial
+from weft_tune.result import KeptPoint, OnSearchProgress, Phase, Progress, Step, Trial
 from weft_tune.search_space import Move, SearchSpace, TuningSetting
 
 OnFailure = Literal["stop", "skip"]
@@ -86,23 +86,27 @@ class MostGainPerLoss:
     def needed(self, objective: float, best: Key | None, later: bool) -> float:
         gain = self.objective - objective
         rank = 0 if gain <= 0 else 1
-        if best is None or best[0] < rank:
+        if best is None:
             return self.floor
-        if best[0] == 2:
+        best_rank, best_ratio, *_ = best  # see ``key``
+        if best_rank < rank:
+            return self.floor
+        if best_rank == 2:
             return self._needed_within_rank(gain, best, later, self.score) if rank else math.inf
         if rank == 0:
-            return math.inf if best[0] == 1 else self._needed_within_rank(gain, best, later, self.floor)
-        # a ratio above that of the best: gain / (self.score - score) > best[1], solved for the score
-        return max(self.floor, self.score - gain / best[1] - SLACK * max(1.0, abs(self.score)))
+            return math.inf if best_rank == 1 else self._needed_within_rank(gain, best, later, self.floor)
+        # a ratio above that of the best: gain / (self.score - score) > best_ratio, solved for the score
+        return max(self.floor, self.score - gain / best_ratio - SLACK * max(1.0, abs(self.score)))
 
     def _needed_within_rank(self, gain: float, best: Key, later: bool, least: float) -> float:
         """The score that beats *best*, which has the same rank, by gain and then by score.
 
         least: the score above which the candidate belongs to that rank.
         """
-        if gain != best[2]:
-            return math.inf if gain < best[2] else max(self.floor, least)
-        return max(self.floor, least, math.nextafter(best[3], math.inf) if later else best[3])
+        _, _, best_gain, best_score = best
+        if gain != best_gain:
+            return math.inf if gain < best_gain else max(self.floor, least)
+        return max(self.floor, least, math.nextafter(best_score, math.inf) if later else best_score)
 
 
 class Point(NamedTuple):
@@ -139,7 +143,8 @@ class Judge:
         self.space = space
         self.threshold = math.nan
         self.trials: list[Trial] = []
-        self.path: list[Kept] = []
+        self.path: list[KeptPoint] = []
+        """The points from which the search continued."""
         self.samples: dict[Subset, int] = {"small": 0, "full": 0}
         self.reused = 0
         """Number of outcomes that came from the database."""
@@ -158,11 +163,11 @@ class Judge:
         """Name of a move -> the change of the score that it caused last."""
         self._iteration = 0
 
-    def base(self, subset: Subset, configuration: Configuration) -> float:
+    def measure_base(self, subset: Subset, configuration: Configuration) -> float:
         """Switch to a subset of the samples; return the score of *configuration*, with which others are compared."""
         self._subset, self.threshold = subset, -math.inf
         skip_failures, self._skip_failures = self._skip_failures, False  # a failure of the base must not be skipped
-        outcome = self._outcome(configuration, "base", -math.inf)
+        outcome = self._outcome(configuration, "base", needed=-math.inf)
         self._skip_failures = skip_failures
         return outcome.score.value
 
@@ -180,7 +185,7 @@ class Judge:
     def scored(self, setting: TuningSetting, step: Step) -> Point | None:
         """Score a setting exactly, feasible or not; None if the evaluation failed."""
         point = self.point(setting)
-        score = self._outcome(point.configuration, step, -math.inf).score
+        score = self._outcome(point.configuration, step, needed=-math.inf).score
         return point._replace(score=score.value) if self._passes(score, -math.inf) else None
 
     def pick(self, moves: Sequence[Move], rule: Rule, step: Step, base_score: float = math.nan) -> Point | None:
@@ -190,7 +195,7 @@ class Judge:
         """
         points = [self.point(move.setting) for move in moves]
         self._score_together(points, step)
-        best: tuple[Key, int] | None = None
+        best: tuple[Key, int] | None = None  # the best neighbour's key, and its index
         for index in self._order(moves, points, rule, base_score):
             needed = rule.needed(points[index].objective, best and best[0], best is not None and index > best[1])
             score = self._score(points[index], step, needed)
@@ -220,7 +225,7 @@ class Judge:
 
     def keep(self, point: Point, step: Step) -> None:
         """Record the point from which the search continues."""
-        self.path.append(Kept(self.phase, step, point.configuration, point.score, point.objective))
+        self.path.append(KeptPoint(self.phase, step, point.configuration, point.score, point.objective))
         index = self._trial_index[self._subset, point.configuration]
         self.trials[index] = self.trials[index]._replace(chosen=True)
 
@@ -250,7 +255,7 @@ class Judge:
     def _score(self, point: Point, step: Step, needed: float) -> Score | None:
         """Score a point, exactly if it reaches *needed*; None if no score could make it win (*needed* is infinite)."""
         if self._in_full:
-            return self._outcome(point.configuration, step, -math.inf).score
+            return self._outcome(point.configuration, step, needed=-math.inf).score
         return None if needed == math.inf else self._outcome(point.configuration, step, needed).score
 
     def _outcome(self, configuration: Configuration, step: Step, needed: float) -> TrialOutcome:

@@ -98,12 +98,12 @@ def join_targets(name: str, branches: Sequence[Target]) -> Target:
     """Join *branches* into one target, called *name*, whose layers share their formats."""
     return Target(
         name,
-        sum(target.weights for target in branches),
-        sum(target.inputs for target in branches),
-        max(target.weight_max for target in branches),
-        max(target.input_max for target in branches),
-        sum(target.macs for target in branches),
-        tuple(layer for target in branches for layer in target.layers),
+        weights=sum(target.weights for target in branches),
+        inputs=sum(target.inputs for target in branches),
+        weight_max=max(target.weight_max for target in branches),
+        input_max=max(target.input_max for target in branches),
+        macs=sum(target.macs for target in branches),
+        branches=tuple(layer for target in branches for layer in target.layers),
     )
 
 

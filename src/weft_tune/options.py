@@ -113,7 +113,7 @@ class TuneOptions:
             if value not in known:
                 raise TuneError(f"{argument} = {value}: {unknown_name('choice', value, known)}")
         folder, database = self.folder, Path(self.database) if self.database else None
-        for argument, fine, way_out in (
+        for argument, is_valid, advice in (
             ("margin", self.margin is None or 0 <= self.margin < 1, "give a part of the score, as 0.01; 1 is too much"),
             ("small", self.small is None or 0 < self.small <= 1, "give a part of the samples, above 0 and at most 1"),
             ("workers", self.workers is None or self.workers >= 1, "give 1 or more"),
@@ -122,12 +122,12 @@ class TuneOptions:
             ("database", database is None or database.parent.is_dir(), "cannot write: there is no such folder"),
             ("database", database is None or not database.is_dir(), "cannot write: it is a folder; name a file"),
         ):
-            if not fine:
+            if not is_valid:
                 value = getattr(self, argument)
-                raise TuneError(f"{argument} = {value if isinstance(value, str | Path) else f'{value:g}'}: {way_out}")
+                raise TuneError(f"{argument} = {value if isinstance(value, str | Path) else f'{value:g}'}: {advice}")
 
     @property
-    def measure(self) -> str:
+    def metric_or_default(self) -> str:
         """The metric, or its default."""
         return self.metric or "top1"
 

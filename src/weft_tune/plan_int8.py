@@ -42,7 +42,7 @@ OnStage = Callable[[str], None]
 """Called with the name of a model and its stage, in words."""
 
 
-class TriedInt8(BaseModel, extra="forbid", frozen=True):
+class Int8Result(BaseModel, extra="forbid", frozen=True):
     """The result of a model in 8 bits, as the cache stores it."""
 
     file: str = ""
@@ -57,7 +57,7 @@ class TriedInt8(BaseModel, extra="forbid", frozen=True):
     """The largest difference of an output from the one before."""
 
     @property
-    def done(self) -> str:
+    def description(self) -> str:
         """The change of the model, in words."""
         same = "" if self.alike is None else f"{self.alike:.1%} of {self.samples} samples answered alike, "
         return f"{self.kind} by calibration: {same}outputs differ by {self.apart:.3g} at most"
@@ -68,14 +68,14 @@ def with_int8(request: PlanRequest, cache: Path, on_stage: OnStage) -> PlanReque
     if request.device is not None:
         left_out = f"int8 is left out: {request.device} computes 8 bits in floating point, with conversions between."
         return replace(request, remarks=(*request.remarks, left_out))
-    samples = {stream.served_name: stream for stream in request.workload.stream if stream.samples}
-    if not samples:
+    sampled = {stream.served_name: stream for stream in request.workload.stream if stream.samples}
+    if not sampled:
         model = request.workload.stream[0].model
         raise WorkloadError(
             f"int8 is calibrated on what is sent, and no stream has samples; give them, as "
             f"-s {model}:...,samples=FILE.npz"
         )
-    served = [_in_eight_bits(request, model, samples.get(model.name), cache, on_stage) for model in request.models]
+    served = [_in_eight_bits(request, model, sampled.get(model.name), cache, on_stage) for model in request.models]
     remarks = (
         f"{model.name}: {remark}." if model.preparation else f"{model.name} stays as it is: {remark}."
         for model, remark in served
@@ -97,14 +97,14 @@ def _in_eight_bits(
     data = Path(request.workload.folder) / str(stream.samples)
     folder = cache / CACHE_FOLDER / _cache_key(model, data)
     try:
-        tried = _read_cached(folder) or _search(model, data, folder, on_stage)
+        result = _read_cached(folder) or _search(model, data, folder, on_stage)
     except (TuneError, ModelError) as error:
         return model, f"int8 cannot be had ({error})"
-    if not tried.file:
+    if not result.file:
         return model, "nothing in 8 bits is faster here"
-    prepared = PreparedModelFile(model.path, tried.done, tried.alike)
-    remark = f"{tried.done}; {tried.speedup:.2f} times as fast alone"
-    return replace(model, path=folder / tried.file, preparation=prepared), remark
+    prepared = PreparedModelFile(of=model.path, done=result.description, alike=result.alike)
+    remark = f"{result.description}; {result.speedup:.2f} times as fast alone"
+    return replace(model, path=folder / result.file, preparation=prepared), remark
 
 
 def _cache_key(model: RequestedModel, data: Path) -> str:
@@ -114,34 +114,34 @@ def _cache_key(model: RequestedModel, data: Path) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _read_cached(folder: Path) -> TriedInt8 | None:
+def _read_cached(folder: Path) -> Int8Result | None:
     """The result of an earlier search; None if there is none, it cannot be read, or its model file is missing."""
     try:
-        cached = TriedInt8.model_validate(read_json(folder / RESULT_FILE, InputError))
+        cached = Int8Result.model_validate(read_json(folder / RESULT_FILE, InputError))
     except (InputError, ValidationError):
         return None
     return cached if not cached.file or (folder / cached.file).is_file() else None
 
 
-def _search(model: RequestedModel, data: Path, folder: Path, on_stage: OnStage) -> TriedInt8:
+def _search(model: RequestedModel, data: Path, folder: Path, on_stage: OnStage) -> Int8Result:
     """Search for 8-bit layers that are faster, and compare the answers with those of the model before."""
     from weft_tune.quantised.data import read_samples
     from weft_tune.quantised.opened import open_for_tuning
     from weft_tune.quantised.scoring import answers
 
     opened = open_for_tuning(model.path)
-    inputs = read_samples(data, opened.inputs, 1.0)
+    inputs = read_samples(data, opened.inputs, scale=1.0)
     before = answers(opened, model.path, inputs)
     classes = before.ndim > 1 and before.shape[-1] > 1
-    result = _find_fastest(model, data, folder, "agreement" if classes else "closeness", on_stage)
-    tried = TriedInt8(samples=len(before))
-    if result.changed:
+    tuning = _find_fastest(model, data, folder, "agreement" if classes else "closeness", on_stage)
+    result = Int8Result(samples=len(before))
+    if tuning.changed:
         for name in model.config.labels.values():  # files that the model's settings name
             shutil.copyfile(model.path.parent / name, folder / name)
-        after = answers(opened, result.files["model"], inputs)
-        tried = tried.model_copy(update=_compare(result, before, after, classes))
-    write_json(folder / RESULT_FILE, tried.model_dump(mode="json"))
-    return tried
+        after = answers(opened, tuning.files["model"], inputs)
+        result = result.model_copy(update=_compare(tuning, before, after, classes))
+    write_json(folder / RESULT_FILE, result.model_dump(mode="json"))
+    return result
 
 
 def _find_fastest(model: RequestedModel, data: Path, folder: Path, metric: str, on_stage: OnStage) -> RuntimeTuning:
@@ -156,12 +156,12 @@ def _find_fastest(model: RequestedModel, data: Path, folder: Path, metric: str, 
     return find_fastest(options, lambda *stage: on_stage(" ".join(filter(None, (model.name, *stage)))))
 
 
-def _compare(result: RuntimeTuning, before: Array, after: Array, classes: bool) -> dict[str, Any]:
-    """The fields of ``TriedInt8`` for a changed model."""
+def _compare(tuning: RuntimeTuning, before: Array, after: Array, classes: bool) -> dict[str, Any]:
+    """The fields of ``Int8Result`` for a changed model, from its outputs; classes: whether the outputs are classes."""
     return {
-        "file": result.files["model"].name,
-        "kind": result.kind,
-        "speedup": result.speedup,
+        "file": tuning.files["model"].name,
+        "kind": tuning.kind,
+        "speedup": tuning.speedup,
         "alike": float((after.argmax(-1) == before.argmax(-1)).mean()) if classes else None,
         "apart": float(np.abs(after.astype(np.float64) - before.astype(np.float64)).max(initial=0.0)),
     }

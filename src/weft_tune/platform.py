@@ -134,13 +134,13 @@ def _parse_formats(texts: list[str], where: str) -> tuple[Unbiased, ...]:
     formats: set[Unbiased] = set()
     for text in texts:
         try:
-            formats.update(_expand(text))
+            formats.update(_parse_entry(text))
         except NumberError as error:
             raise TuneError(f"{where}: {text!r}: {error}") from error
     return tuple(sorted(formats, key=lambda form: (KINDS.index(form.kind), form.bits)))
 
 
-def _expand(text: str) -> list[Unbiased]:
+def _parse_entry(text: str) -> list[Unbiased]:
     """Parse an entry of a platform file: ``FIXED 2..32`` gives 31 formats, ``FLOAT 16`` and ``BIN`` one each."""
     kind, *rest = text.upper().split() or [""]
     if kind == "BIN" and not rest:
@@ -156,6 +156,7 @@ def _expand(text: str) -> list[Unbiased]:
         raise NumberError(f"the range ends before it begins; write {kind} {last}..{first}")
     if last - first >= MOST_WIDTHS:
         raise NumberError("no type has so many widths; 32 bits are the most")
+    # Formats are made with some bias to check their widths (NumberError); the result has none, because it is tuned.
     formats = [makers[kind](bits) for bits in range(first, last + 1)]
     return [Unbiased(form.kind, form.bits) for form in formats]
 

@@ -47,7 +47,7 @@ class Trial(NamedTuple):
     failure: str = ""
 
 
-class Kept(NamedTuple):
+class KeptPoint(NamedTuple):
     """A point from which the search continued, on its way from the base to the result."""
 
     phase: Phase
@@ -91,7 +91,7 @@ class Tuning:
     """Scores of the base by subset."""
     thresholds: dict[Subset, float]
     trials: tuple[Trial, ...]
-    path: tuple[Kept, ...]
+    path: tuple[KeptPoint, ...]
     """The points from which the search continued, from the base to the result."""
     samples: dict[Subset, int]
     """The number of samples that were evaluated, by subset."""
@@ -178,10 +178,15 @@ class TuningResult(Shown):
     def methods(self) -> tuple[OtherMethod, ...]:
         """All methods: first the original network, then ours, then the others."""
         tuning, formats = self.tuning, self.tuning.configuration.text
-        float32_sizes = FLOAT32_BITS * tuning.network.weights, FLOAT32_BITS * tuning.network.inputs
-        sizes = tuning.weight_bits, tuning.activation_bits
-        before = OtherMethod("FLOAT 32", "", *float32_sizes, tuning.base["full"], True, 1)
-        return before, OtherMethod("weft", formats, *sizes, tuning.score, True, tuning.iterations), *self.others
+        before = OtherMethod(
+            "FLOAT 32", formats="", weight_bits=FLOAT32_BITS * tuning.network.weights, evaluations=1,
+            activation_bits=FLOAT32_BITS * tuning.network.inputs, score=tuning.base["full"], feasible=True,
+        )  # fmt: skip
+        ours = OtherMethod(
+            "weft", formats, tuning.weight_bits, tuning.activation_bits, tuning.score, feasible=True,
+            evaluations=tuning.iterations,
+        )  # fmt: skip
+        return before, ours, *self.others
 
     @property
     def failures(self) -> list[Trial]:

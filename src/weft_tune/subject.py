@@ -47,7 +47,7 @@ from weft_tune.search_space import Layerwise
 
 if TYPE_CHECKING:
     from weft_tune.quantised.data import LabelledData
-    from weft_tune.quantised.opened import Opened
+    from weft_tune.quantised.opened import OpenedModel
 
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
@@ -100,11 +100,11 @@ def parse_descriptor(raw: dict[str, Any], where: str) -> Descriptor:
         raise TuneError(f"{where}: {first_problem(error, Descriptor, DescribedLayer)}") from error
 
 
-def network_of(descriptor: Descriptor, read: Network | None = None) -> Network:
-    """The network of a descriptor; values that it leaves out come from *read*, the network of a model, if given."""
-    known_targets = {target.name: target for target in read.targets} if read else {}
-    if read and not descriptor.layer:
-        return Network(descriptor.name, read.targets)
+def network_of(descriptor: Descriptor, measured: Network | None = None) -> Network:
+    """The network of a descriptor; values that it leaves out come from *measured*, the network of a model, if given."""
+    known_targets = {target.name: target for target in measured.targets} if measured else {}
+    if measured and not descriptor.layer:
+        return Network(descriptor.name, measured.targets)
     return Network(descriptor.name, tuple(_target(layer, known_targets) for layer in descriptor.layer))
 
 
@@ -155,11 +155,11 @@ class TuningSubject:
     descriptor: Descriptor | None
     path: Path | None
     """The ONNX file; None where the network is only described."""
-    opened: Opened | None
+    opened: OpenedModel | None
     data: LabelledData | None
     test: LabelledData | None
     npu: Npu | None
-    counted: Model | None
+    cost_model: Model | None
     """The model for cost estimates; None if it cannot be estimated."""
     nodes: Mapping[str, str]
     """Layer -> name of its node in the file."""
@@ -179,10 +179,10 @@ def prepare(options: TuneOptions, scratch: Path) -> TuningSubject:
         data = _samples(options, opened, scored_by_command(options, descriptor))
         test = read_data(options.test, opened.inputs, options.scale) if options.test else None
     network = _network(options, descriptor, opened, data)
-    npu, counted, nodes = _device(options, path, opened, data)
+    npu, cost_model, nodes = _device(options, path, opened, data)
     return TuningSubject(
         network=network, descriptor=descriptor, path=path, opened=opened, data=data, test=test, npu=npu,
-        counted=counted, nodes=nodes,
+        cost_model=cost_model, nodes=nodes,
     )  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def make_evaluator(options: TuneOptions, subject: TuningSubject) -> Evaluator:
     assert subject.opened is not None and subject.data is not None
     return OnnxEvaluator(
         subject.opened, subject.data.inputs, subject.data.labels, subject.network, small=options.small or 0.2,
-        metric=options.measure, workers=options.workers or usable_cores(),
+        metric=options.metric_or_default, workers=options.workers or usable_cores(),
     )  # fmt: skip
 
 
@@ -278,7 +278,7 @@ def model_file(name: str, scratch: Path) -> Path | None:
     return Path(name)
 
 
-def labelled_samples(options: TuneOptions, opened: Opened) -> LabelledData:
+def labelled_samples(options: TuneOptions, opened: OpenedModel) -> LabelledData:
     """The samples that the options name, or those that come with a classifier."""
     from weft_tune.quantised.data import LabelledData, read_data
 
@@ -290,7 +290,7 @@ def labelled_samples(options: TuneOptions, opened: Opened) -> LabelledData:
     raise TuneError(f"{options.model}: give labelled samples with data = FILE.npz, or score it with command = ...")
 
 
-def _samples(options: TuneOptions, opened: Opened, by_command: bool) -> LabelledData | None:
+def _samples(options: TuneOptions, opened: OpenedModel, by_command: bool) -> LabelledData | None:
     """The samples; None if a command scores and no samples are named."""
     if by_command and options.data is None and options.model not in classifiers.NAMES:
         return None
@@ -298,7 +298,7 @@ def _samples(options: TuneOptions, opened: Opened, by_command: bool) -> Labelled
 
 
 def _network(
-    options: TuneOptions, descriptor: Descriptor | None, opened: Opened | None, data: LabelledData | None
+    options: TuneOptions, descriptor: Descriptor | None, opened: OpenedModel | None, data: LabelledData | None
 ) -> Network:
     """The network to tune: from the model and its samples if given, completed by the description; else described."""
     if opened is not None and data is not None:
@@ -315,7 +315,7 @@ def _network(
 
 
 def _device(
-    options: TuneOptions, path: Path | None, opened: Opened | None, data: LabelledData | None
+    options: TuneOptions, path: Path | None, opened: OpenedModel | None, data: LabelledData | None
 ) -> tuple[Npu | None, Model | None, Mapping[str, str]]:
     """The device, the model for cost estimates, and the nodes of its layers.
 

@@ -103,7 +103,7 @@ def find_formats(
         thresholds: dict[Subset, float] = {}
         best: Point | None = None
         for subset, search in passes.items():
-            bases[subset] = judge.base(subset, start)
+            bases[subset] = judge.measure_base(subset, start)
             thresholds[subset] = judge.threshold = threshold_of(bases[subset], margin)
             best = search(judge, best, bias)
             if best is None:
@@ -114,8 +114,10 @@ def find_formats(
                 )
     assert best is not None
     return Tuning(
-        network, hardware.name, margin, layerwise, best.configuration, best.score, best.objective, start,
-        measure(start), bases, thresholds, tuple(judge.trials), tuple(judge.path), dict(judge.samples), judge.reused,
+        network=network, platform=hardware.name, margin=margin, layerwise=layerwise, configuration=best.configuration,
+        score=best.score, objective=best.objective, base_configuration=start, base_objective=measure(start), base=bases,
+        thresholds=thresholds, trials=tuple(judge.trials), path=tuple(judge.path), samples=dict(judge.samples),
+        reused=judge.reused,
     )  # fmt: skip
 
 
@@ -126,28 +128,28 @@ def threshold_of(base: float, margin: float) -> float:
     return base - (margin + ROUNDING) * abs(base)
 
 
-def _first_pass(judge: Judge, best: Point | None, bias: BiasRule) -> Point | None:
+def _first_pass(judge: Judge, best: Point | None, bias_rule: BiasRule) -> Point | None:
     """Phases 1 and 2, from nothing: *best* is not used."""
     judge.phase = 1
     point = coarse(judge) or _climb_from_widest(judge)
     judge.phase = 2
-    return point and fine(judge, point, bias)
+    return point and fine(judge, point, bias_rule)
 
 
-def _second_pass(judge: Judge, best: Point | None, bias: BiasRule) -> Point | None:
+def _second_pass(judge: Judge, best: Point | None, bias_rule: BiasRule) -> Point | None:
     """Phases 3 and 4, from the setting of *best*."""
     assert best is not None
     judge.phase = 3
     point = recover(judge, best.setting)
     judge.phase = 4
-    return point and fine(judge, point, bias)
+    return point and fine(judge, point, bias_rule)
 
 
-def _check_options(margin: float, bias: BiasRule, on_failure: OnFailure) -> None:
+def _check_options(margin: float, bias_rule: BiasRule, on_failure: OnFailure) -> None:
     if not (math.isfinite(margin) and 0 <= margin < 1):
         raise TuneError(f"margin = {margin} must be a share of the score, from 0 to below 1; 0.01 is one per cent")
-    if bias not in BIAS_RULES:
-        raise TuneError(unknown_name("bias rule", bias, BIAS_RULES))
+    if bias_rule not in BIAS_RULES:
+        raise TuneError(unknown_name("bias rule", bias_rule, BIAS_RULES))
     if on_failure not in ("stop", "skip"):
         raise TuneError(f"on_failure = {on_failure!r} must be stop or skip")
 
@@ -250,14 +252,14 @@ def _climb_from_widest(judge: Judge) -> Point | None:
 # Phases 2 and 4
 
 
-def fine(judge: Judge, point: Point, bias: BiasRule) -> Point:
+def fine(judge: Judge, point: Point, bias_rule: BiasRule) -> Point:
     """Raise biases, narrow widths, then change a type, until no step improves the feasible *point* (Algorithm 2).
 
     As printed, a change of type that is feasible but gains nothing is accepted, so that FIXED 2 and EXP 2 can follow
     each other for ever. Here a change counts only if the objective is smaller after biases and widths were tuned again.
     """
-    point = _narrow(judge, raise_biases(judge, point, bias))
-    while better := _improve(judge, point, bias):
+    point = _narrow(judge, raise_biases(judge, point, bias_rule))
+    while better := _improve(judge, point, bias_rule):
         point = better
     return point
 
@@ -276,12 +278,12 @@ def raise_biases(judge: Judge, point: Point, rule: BiasRule) -> Point:
         judge.keep(point, "bias")
 
 
-def _improve(judge: Judge, point: Point, bias: BiasRule) -> Point | None:
+def _improve(judge: Judge, point: Point, bias_rule: BiasRule) -> Point | None:
     """Find a point with a smaller objective than *point*, with biases and widths tuned again; None if there is none."""
-    if bias != "repair":
-        return _change_types(judge, point, bias)
-    better = repair(judge, point) or _change_types(judge, point, bias) or exchange(judge, point)
-    return better and _narrow(judge, raise_biases(judge, better, bias))
+    if bias_rule != "repair":
+        return _change_types(judge, point, bias_rule)
+    better = repair(judge, point) or _change_types(judge, point, bias_rule) or exchange(judge, point)
+    return better and _narrow(judge, raise_biases(judge, better, bias_rule))
 
 
 def _narrow(judge: Judge, point: Point) -> Point:
@@ -300,7 +302,7 @@ def _narrow(judge: Judge, point: Point) -> Point:
         judge.keep(point, "width")
 
 
-def _change_types(judge: Judge, point: Point, bias: BiasRule) -> Point | None:
+def _change_types(judge: Judge, point: Point, bias_rule: BiasRule) -> Point | None:
     """Change the type of one group, with biases and widths tuned again; None if no change lowers the objective.
 
     Changes are tried by gain per lost score, the best first.
@@ -310,7 +312,7 @@ def _change_types(judge: Judge, point: Point, bias: BiasRule) -> Point | None:
     for changed in judge.accepted(moves, rule, "type"):
         path_length = len(judge.path)
         judge.keep(changed, "type")
-        tuned = _narrow(judge, raise_biases(judge, changed, bias))
+        tuned = _narrow(judge, raise_biases(judge, changed, bias_rule))
         if tuned.objective < point.objective:
             return tuned
         del judge.path[path_length:]  # forget the kept points since then: they led to no gain
@@ -375,7 +377,7 @@ def climb(
 def _try_neighbours(judge: Judge, setting: TuningSetting, group: int) -> Point | None:
     """The first feasible point of *setting* and its neighbours with another bias in *group*; None if there is none."""
     settings = (setting, *(move.setting for move in _neighbours(judge, setting, group)))
-    return next((passed for option in settings if (passed := judge.feasible(option, "width"))), None)
+    return next((point for candidate in settings if (point := judge.feasible(candidate, "width"))), None)
 
 
 def _neighbours(judge: Judge, setting: TuningSetting, group: int | None) -> list[Move]:

@@ -113,7 +113,7 @@ def carry_out(options: TuneOptions, on_progress: OnProgress | None = None) -> Tu
         try:
             result = steps.search()
             threshold = result.tuning.thresholds["full"]
-            others = tuple(steps.other(name, threshold) for name in dict.fromkeys(options.baselines))
+            others = tuple(steps.run_other_method(name, threshold) for name in dict.fromkeys(options.baselines))
         except EvaluationError as error:
             if options.on_failure == "stop" and steps.begun:
                 way_out = "on_failure = skip goes on without such a configuration"
@@ -124,10 +124,11 @@ def carry_out(options: TuneOptions, on_progress: OnProgress | None = None) -> Tu
 
 def summarise(network: Network, result: Baseline) -> OtherMethod:
     """The result of a baseline with its sizes in bits."""
-    bits = total_bits(network, result.configuration)
+    weight_bits, activation_bits = total_bits(network, result.configuration)
     return OtherMethod(
-        result.method, result.configuration.text, *bits, result.score, result.feasible, result.evaluations
-    )
+        result.method, result.configuration.text, weight_bits, activation_bits, result.score, result.feasible,
+        result.evaluations,
+    )  # fmt: skip
 
 
 @dataclass
@@ -150,9 +151,9 @@ class _TuningSteps:
     def extras(self) -> Mapping[str, Latency]:
         """Names that an objective may use in addition to the sizes."""
         subject = self.subject
-        if subject.npu is None or subject.counted is None:
+        if subject.npu is None or subject.cost_model is None:
             return {}
-        return {"latency_s": Latency(subject.counted, subject.network, subject.npu, nodes=subject.nodes)}
+        return {"latency_s": Latency(subject.cost_model, subject.network, subject.npu, nodes=subject.nodes)}
 
     def check(self) -> None:
         """Refuse options that cannot work, before anything is written or removed."""
@@ -185,11 +186,11 @@ class _TuningSteps:
         )
         return self._with_speed(self._with_test(result))
 
-    def other(self, name: str, threshold: float) -> OtherMethod:
+    def run_other_method(self, name: str, threshold: float) -> OtherMethod:
         """Run another method on the same samples; *threshold* is the least score allowed."""
         self.notify(TuneProgress(name))
         if name == INT8:
-            return self._int8(threshold)
+            return self._run_int8(threshold)
         result = BASELINES[name](
             self.subject.network,
             self.evaluator,
@@ -209,8 +210,8 @@ class _TuningSteps:
         description = as_toml(descriptor_of(subject.network, margin=self.margin))
         write_text(self._add_file("network", folder / NETWORK), description)
         result = self._export(result, folder)
-        if subject.npu is not None and subject.counted is not None:
-            tuned = tuned_model(subject.counted, subject.network, formats, subject.nodes)
+        if subject.npu is not None and subject.cost_model is not None:
+            tuned = tuned_model(subject.cost_model, subject.network, formats, subject.nodes)
             write_profile(estimate(tuned, subject.npu), self._add_file("profile", folder / PROFILE))
         write_json(self._add_file("result", folder / RESULT), result.as_dict())
         assert self.options.scores is not None
@@ -241,12 +242,12 @@ class _TuningSteps:
         return replace(result, test_base=score(Configuration({})), test_score=score(result.tuning.configuration))
 
     def _with_speed(self, result: TuningResult) -> TuningResult:
-        """Add estimates of the speed on hardware, where the model can be priced."""
+        """Add estimates of the speed on hardware, where the model's cost can be estimated."""
         subject, formats = self.subject, result.tuning.configuration
-        if subject.counted is None:
+        if subject.cost_model is None:
             return result
         try:
-            work = work_of(subject.counted, subject.network, subject.nodes)
+            work = work_of(subject.cost_model, subject.network, subject.nodes)
         except TuneError:
             if subject.npu is not None:
                 raise
@@ -257,7 +258,7 @@ class _TuningSteps:
         latency = self.extras["latency_s"]
         return replace(result, device=subject.npu.name, latency_s=(latency(Configuration({})), latency(formats)))
 
-    def _int8(self, threshold: float) -> OtherMethod:
+    def _run_int8(self, threshold: float) -> OtherMethod:
         """Quantise the model with ONNX Runtime's int8 quantizer, and score the result."""
         from weft_tune.quantised.opened import choose_batch
         from weft_tune.quantised.scoring import calibration, exported_score, quantise_int8
@@ -273,7 +274,7 @@ class _TuningSteps:
             quantise_int8(subject.path, samples, path, nodes=nodes, batch=batch)
             # With optimisation, ONNX Runtime's fused int8 kernels overflow in intermediate sums on some processors,
             # which would lower the score.
-            score = exported_score(path, subject.opened, subject.data, self.options.measure, optimise=False)
+            score = exported_score(path, subject.opened, subject.data, self.options.metric_or_default, optimise=False)
         return OtherMethod(
             method=INT8,
             formats="8 bits",
@@ -297,6 +298,6 @@ class _TuningSteps:
             return result
         from weft_tune.quantised.scoring import exported_score, run_times
 
-        score = exported_score(path, subject.opened, subject.data, options.measure)
+        score = exported_score(path, subject.opened, subject.data, options.metric_or_default)
         self.notify(TuneProgress("timing the written model"))
         return replace(result, exported_score=score, run_s=run_times(path, subject.opened, subject.data))

@@ -104,10 +104,11 @@ def find_layers(model: OnnxModel) -> tuple[WeightedLayer, ...]:
         if node.op_type not in KINDS or node.domain not in STANDARD_DOMAINS or len(node.input) < 2:
             continue
         roots = folded.roots(node.input[1])
+        # Products of two activations, or of two constants, are no layers.
         if roots is None or folded.roots(node.input[0]) is not None:
             continue
         weight = folded.value(node.input[1])
-        if weight.dtype.kind in "iu":
+        if weight.dtype.kind in "iu":  # integers are not tuned
             continue
         name = _unique(_name(node, roots), taken_names)
         if weight.dtype != np.float32:

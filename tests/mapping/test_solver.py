@@ -16,9 +16,9 @@ from tests.mapping.soc_problems import LOOK_S, XAVIER, arbitrary, steady_solver,
 from weft.base.errors import WorkloadError
 from weft_map.baselines import BASELINES
 from weft_map.limits import TaskLimits, energy_j
-from weft_map.prices import best_sets, priced, simple_sets
+from weft_map.prices import best_price_sets, simple_price_sets, stack_prices
 from weft_map.problem import Group, Problem, Task, UnitCost
-from weft_map.search import Search, rules, run_mapping
+from weft_map.search import Search, make_rules, run_mapping
 from weft_map.simulator import simulate
 from weft_map.solver import Options, load_kernels, solve
 
@@ -31,9 +31,9 @@ def steady():
 
 def searched(problem, objective="latency", limits=None, *, strict=True):
     """The value the search proves, from nothing but the problem."""
-    given = rules(problem, objective, limits or TaskLimits(), strict=strict)
-    sets = [*best_sets(problem), *simple_sets(problem.tables)]
-    search = Search(problem, given, priced(problem.tables, sets, given.switches), np.inf)
+    given = make_rules(problem, objective, limits or TaskLimits(), strict=strict)
+    sets = [*best_price_sets(problem), *simple_price_sets(problem.tables)]
+    search = Search(problem, given, stack_prices(problem.tables, sets, given.max_switches), np.inf)
     while not search.proved:
         search.expand()
     return search
@@ -76,16 +76,16 @@ def test_limits_are_kept_and_the_best_within_them_found(seed):
 def test_no_bound_is_above_the_best_schedule(seed):
     problem = arbitrary(seed)
     best = best_value(problem)
-    for each in [*best_sets(problem), *simple_sets(problem.tables)]:
-        cost_to_end = priced(problem.tables, [each], -1).cost_to_end
+    for each in [*best_price_sets(problem), *simple_price_sets(problem.tables)]:
+        cost_to_end = stack_prices(problem.tables, [each], -1).cost_to_end
         assert cost_to_end[:, 0, -1, 0, 0].sum() <= best * (1 + 1e-9)
 
 
 def test_the_linear_programme_is_much_closer_than_weights():
     problem = synthetic(1)
     bounds = [
-        priced(problem.tables, sets, -1).cost_to_end[:, 0, -1, 0].sum(axis=0).max()
-        for sets in (simple_sets(problem.tables), best_sets(problem))
+        stack_prices(problem.tables, sets, -1).cost_to_end[:, 0, -1, 0].sum(axis=0).max()
+        for sets in (simple_price_sets(problem.tables), best_price_sets(problem))
     ]
     best = solve(problem).outcome.makespan_s
     assert best - bounds[1] < (best - bounds[0]) / 2

@@ -14,7 +14,7 @@ from onnx.reference.op_run import OpRun
 from tests.models.onnx_graphs import graph, node, tensor
 from weft_tune.numbers.arrays import rounded
 from weft_tune.numbers.configuration import Configuration
-from weft_tune.quantised.opened import Opened
+from weft_tune.quantised.opened import OpenedModel
 
 CLASSES = 5
 
@@ -162,7 +162,7 @@ def nearly_right(model: ModelProto, inputs: Mapping[str, np.ndarray]) -> np.ndar
     return labels
 
 
-def outputs_by_twin(opened: Opened, configuration: Configuration, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+def outputs_by_twin(opened: OpenedModel, configuration: Configuration, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """The whole graph at once, with a node that rounds before every layer."""
 
     class Round(OpRun):

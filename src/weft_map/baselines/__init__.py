@@ -11,16 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, product
-from math import inf, isfinite
+from math import isfinite
 
 from weft.devices import BandwidthSharing, Soc
 from weft_map.baselines.chains import ChainTimes, Mapping, alone_s, candidates, chains_of, fallback, in_series
 from weft_map.baselines.published import h2h, heft, herald, mensa
 from weft_map.limits import TaskLimits
-from weft_map.prices import priced, simple_sets
+from weft_map.prices import simple_price_sets, stack_prices
 from weft_map.problem import Objective, Problem
 from weft_map.schedule import Schedule
-from weft_map.search import Search, rules
+from weft_map.search import Search, make_rules
 
 # Width of the dive (beam search). A wider dive finds the optimum more often and takes longer.
 WIDTH = 64
@@ -52,9 +52,9 @@ def without_contention(soc: Soc) -> Soc:
 
 def _search_best(problem: Problem, objective: Objective) -> Schedule | None:
     """The best schedule that a dive and ``MOST_STATES`` expanded states find; None if none was completed."""
-    bound_rules = rules(problem, objective, TaskLimits(), strict=False)
-    sets = simple_sets(problem.tables)
-    search = Search(problem, bound_rules, priced(problem.tables, sets, bound_rules.switches), inf)
+    rules = make_rules(problem, objective, TaskLimits(), strict=False)
+    prices = stack_prices(problem.tables, simple_price_sets(problem.tables), rules.max_switches)  # for lower bounds
+    search = Search(problem, rules, prices)
     search.dive(WIDTH)
     while not search.proved and not search.full and search.expanded < MOST_STATES:
         search.expand(CHUNK)
@@ -76,7 +76,7 @@ def one_unit(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     chains = chains_of(problem)
     homes = _capable_units(chains) or list(chains.units)
     mappings = [[fallback(chains, n, home) for n in chains.tasks] for home in homes]
-    totals_s = [sum(alone_s(chains, n, units[n]) * chains.copies[n] for n in chains.tasks) for units in mappings]
+    totals_s = [sum(alone_s(chains, n, units[n]) * chains.repeats[n] for n in chains.tasks) for units in mappings]
     best = mappings[totals_s.index(min(totals_s))]
     return candidates("gpu-only", chains, [best]) + in_series("gpu-only", chains, best, objective)
 
@@ -88,7 +88,10 @@ def per_unit(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     """
     chains = chains_of(problem)
     units_by_home = [[fallback(chains, n, home) for home in chains.units] for n in chains.tasks]  # [task][home]: units
-    alone_by_home = [[alone_s(chains, n, units) * chains.copies[n] for units in units_by_home[n]] for n in chains.tasks]
+    # [task][home]: seconds of the task without others
+    alone_by_home = [
+        [alone_s(chains, n, units) * chains.repeats[n] for units in units_by_home[n]] for n in chains.tasks
+    ]
     assignments = _assignments(chains, alone_by_home)
     assignments.sort(key=lambda homes: _load_key(chains, alone_by_home, homes))
     mappings: list[Mapping] = [
@@ -129,20 +132,24 @@ def _uses_instances(chains: ChainTimes, tasks_of_unit: Counter[int], enough: boo
 
 
 def _assign_greedily(chains: ChainTimes, alone: Sequence[Sequence[float]]) -> tuple[int, ...]:
-    """Give tasks their units one after another, the longest first, each the unit on which it ends first."""
-    loads = [[0.0] * count for count in chains.instances]
+    """Give tasks their units one after another, the longest first, each the unit on which it ends first.
+
+    alone: as in ``_assignments``.
+    """
+    loads = [[0.0] * count for count in chains.instances]  # [unit][instance]: seconds of its tasks
     homes = [0] * len(alone)
     for n in sorted(chains.tasks, key=lambda n: -min(alone[n])):
         homes[n] = min(chains.units, key=lambda unit: min(loads[unit]) + alone[n][unit])
-        lane = loads[homes[n]]
-        lane[lane.index(min(lane))] += alone[n][homes[n]]
+        loads_of_unit = loads[homes[n]]
+        loads_of_unit[loads_of_unit.index(min(loads_of_unit))] += alone[n][homes[n]]
     return tuple(homes)
 
 
 def _load_key(chains: ChainTimes, alone: Sequence[Sequence[float]], homes: Sequence[int]) -> tuple[float, float]:
     """Sort key of an assignment: a lower bound of its makespan, then the sum of the loads.
 
-    The bound is the largest load of a unit per instance, or the longest task if that is longer.
+    The bound is the largest load of a unit per instance, or the longest task if that is longer. alone: as in
+    ``_assignments``; homes: the unit of each task.
     """
     loads = [0.0] * len(chains.instances)
     for n, home in enumerate(homes):

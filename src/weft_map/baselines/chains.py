@@ -2,7 +2,7 @@
 
 A *stretch* is a sequence of groups that must run on one unit. Between two stretches a model may change units, so no
 method can get stuck. For very long problems only one run per task is mapped; the other runs get the same mapping.
-Indices: n, m: tasks; i: a stretch of a task.
+Indices: n, m: tasks; i: a stretch of a task; -1 in place of a unit: the outside, where runs begin and end.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class ChainTimes(NamedTuple):
     """[task][unit]: seconds after the last stretch."""
     waits: list[list[int]]
     """[task]: the tasks that it waits for."""
-    fresh: list[list[bool]]
+    begins_run: list[list[bool]]
     """[task][stretch]: whether a run begins with the stretch."""
     steps: list[list[int]]
     """[task][stretch]: number of its steps."""
-    copies: list[int]
-    """[task]: how often its mapping is repeated to cover all its runs."""
+    repeats: list[int]
+    """[task]: how often its mapping is repeated to cover all its runs; 1 if the mapping has all runs."""
     instances: list[int]
     """[unit]: number of its instances."""
 
@@ -58,17 +58,22 @@ def chains_of(problem: Problem) -> ChainTimes:
     tables = problem.tables
     all_runs = int(tables.steps.sum()) <= MOST_STEPS
     waits = [np.flatnonzero(row).tolist() for row in tables.waits]
-    chains = ChainTimes([], [], tables.leave.tolist(), waits, [], [], [], tables.instances.tolist())
+    chains = ChainTimes(
+        time=[], move=[], leave=tables.leave.tolist(), waits=waits, begins_run=[], steps=[], repeats=[],
+        instances=tables.instances.tolist(),
+    )  # fmt: skip
     for n, task in enumerate(problem.tasks):
         runs = task.repeats if all_runs else 1
+        # ``leave``: the model may change its unit after the group, so a stretch ends there.
         first_groups = [i for i in range(len(task.groups)) if i == 0 or task.groups[i - 1].leave]
         first_steps = [run * len(task.groups) + first_group for run in range(runs) for first_group in first_groups]
         stop = runs * len(task.groups)
+        # A stretch takes the sum of its steps' times; the move before it is that before its first step.
         chains.time.append(np.add.reduceat(tables.time[n, :stop], first_steps, axis=0).tolist())
         chains.move.append(tables.move[n, first_steps].tolist())
-        chains.fresh.append([first_step % len(task.groups) == 0 for first_step in first_steps])
+        chains.begins_run.append([first_step % len(task.groups) == 0 for first_step in first_steps])
         chains.steps.append(np.diff([*first_steps, stop]).tolist())
-        chains.copies.append(task.repeats // runs)
+        chains.repeats.append(task.repeats // runs)
     return chains
 
 
@@ -76,7 +81,7 @@ def spread(chains: ChainTimes, mapping: Mapping) -> Units:
     """Turn a mapping of stretches ([task][stretch]: unit) into one of steps ([task][step]: unit)."""
     return tuple(
         tuple(unit for unit, steps in zip(mapping[n], chains.steps[n], strict=True) for _ in range(steps))
-        * chains.copies[n]
+        * chains.repeats[n]
         for n in chains.tasks
     )
 
@@ -91,7 +96,7 @@ def in_turn(chains: ChainTimes) -> list[int]:
 
 def alone_s(chains: ChainTimes, task: int, units: Sequence[int]) -> float:
     """Seconds of one run of the chain of *task* without other tasks; *units*: one per stretch."""
-    total_s, source = 0.0, -1
+    total_s, source = 0.0, -1  # a run comes from outside
     for i, unit in enumerate(units):
         total_s += chains.move[task][i][source][unit] + chains.time[task][i][unit]
         source = unit
@@ -113,7 +118,7 @@ def finishes(chains: ChainTimes, mapping: Mapping, sequence: Iterable[int]) -> l
             ready_s[n] = max(ready_s[m] + chains.leave[m][unit_of_task[m]] for m in chains.waits[n])
         start_s = ready_s[n] + move[n][i][unit_of_task[n]][unit]
         lane_free_s = free_s[unit]
-        instance = 0 if len(lane_free_s) == 1 else lane_free_s.index(min(lane_free_s))
+        instance = lane_free_s.index(min(lane_free_s)) if len(lane_free_s) > 1 else 0  # one instance needs no search
         ready_s[n] = lane_free_s[instance] = max(start_s, lane_free_s[instance]) + time[n][i][unit]
         unit_of_task[n], done[n] = unit, i + 1
     return [ready_s[n] + chains.leave[n][unit_of_task[n]] for n in chains.tasks]
@@ -154,7 +159,7 @@ def _orders(chains: ChainTimes) -> list[tuple[int, ...]]:
     """
     if len(chains.tasks) <= 3:
         return [order for order in permutations(chains.tasks) if _is_allowed(chains, order)]
-    least_s = [sum(min(times) for times in chains.time[n]) * chains.copies[n] for n in chains.tasks]
+    least_s = [sum(min(times) for times in chains.time[n]) * chains.repeats[n] for n in chains.tasks]
     shortest_first = tuple(sorted(chains.tasks, key=least_s.__getitem__))
     return [tuple(in_turn(chains)), *([shortest_first] if _is_allowed(chains, shortest_first) else [])]
 
@@ -174,10 +179,10 @@ def _series_starts(chains: ChainTimes, mapping: Mapping, order: Sequence[int]) -
         run_s = alone_s(chains, n, mapping[n])
         ready_s = entry_s + max((ends_s[m] for m in chains.waits[n]), default=0.0)
         starts_s[n] = max(ready_s, *(min(free_s[unit]) for unit in units))
-        ends_s[n] = starts_s[n] - entry_s + run_s * chains.copies[n]
+        ends_s[n] = starts_s[n] - entry_s + run_s * chains.repeats[n]
         for unit in units:
             free_s[unit].remove(min(free_s[unit]))
-            free_s[unit].append(ends_s[n] - chains.leave[n][mapping[n][-1]])
+            free_s[unit].append(ends_s[n] - chains.leave[n][mapping[n][-1]])  # to leave the SoC occupies no unit
     return tuple(starts_s)
 
 

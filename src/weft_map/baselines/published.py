@@ -1,4 +1,7 @@
-"""Published schedulers, from their papers: H2H, HEFT, Herald and Mensa. Contention is unknown to all of them."""
+"""Published schedulers, from their papers: H2H, HEFT, Herald and Mensa. Contention is unknown to all of them.
+
+Indices as in ``chains``: n, m: tasks; i: a stretch of a task; -1 in place of a unit: the outside.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def computation_first(chains: ChainTimes) -> tuple[Mapping, list[int]]:
     mapping: Mapping = [[] for _ in chains.tasks]
     sequence: list[int] = []
     while frontier := _frontier(chains, mapping):
-        width = min(len(frontier), len(chains.units))
+        width = min(len(frontier), len(chains.units))  # number of tasks that are placed at once
         while width > 1 and len(chains.units) ** width > MOST_TUPLES:
             width -= 1
         placements = (
@@ -164,7 +167,7 @@ def heft(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     makespan, whatever the objective.
     """
     chains = chains_of(problem)
-    return candidates("heft", chains, [_schedule(chains, _urgency(chains, measure)) for measure in (_mean, min)])
+    return candidates("heft", chains, [_map_by_rank(chains, _urgency(chains, measure)) for measure in (_mean, min)])
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -180,7 +183,7 @@ def _urgency(chains: ChainTimes, measure: Callable[[Sequence[float]], float]) ->
         for i in reversed(range(len(chains.time[n]))):
             rank += measure(_finite(chains.time[n][i]))
             ranks[n].append(rank)
-            sources = range(-1, 0) if i == 0 else chains.units
+            sources = range(-1, 0) if i == 0 else chains.units  # the first stretch comes from -1, the outside
             rank += measure([cost for source in sources for cost in _finite(chains.move[n][i][source])])
         ranks[n].reverse()
     return ranks
@@ -190,19 +193,20 @@ def _finite(values: Sequence[float]) -> list[float]:
     return [value for value in values if isfinite(value)]
 
 
-def _schedule(chains: ChainTimes, ranks: Sequence[Sequence[float]]) -> Mapping:
+def _map_by_rank(chains: ChainTimes, ranks: Sequence[Sequence[float]]) -> Mapping:
     """The mapping that places stretches by *ranks* ([task][stretch]), the highest first."""
     lanes: list[list[Lane]] = [[[] for _ in range(count)] for count in chains.instances]
     mapping: Mapping = [[] for _ in chains.tasks]
     ready = [0.0] * len(mapping)
-    left = {n: len(chains.time[n]) for n in chains.tasks}  # task -> number of stretches left
+    left = {n: len(chains.time[n]) for n in chains.tasks}  # task -> number of stretches left; ended tasks are removed
     while left:
-        n = max((n for n in left if not any(m in left for m in chains.waits[n])), key=lambda n: ranks[n][-left[n]])
+        may_run = [n for n in left if not any(m in left for m in chains.waits[n])]
+        n = max(may_run, key=lambda n: ranks[n][-left[n]])  # by the rank of the next stretch
         i, source = len(mapping[n]), mapping[n][-1] if mapping[n] else -1
         if i == 0:
             ready[n] = max((ready[m] for m in chains.waits[n]), default=0.0)
-        end, start, unit, lane = _earliest(chains, lanes, n, i, source, ready[n])
-        insort(lanes[unit][lane], (start, end))
+        end, start, unit, instance = _earliest(chains, lanes, n, i, source, ready[n])
+        insort(lanes[unit][instance], (start, end))
         mapping[n].append(unit)
         left[n] -= 1
         ready[n] = end if left[n] else end + chains.leave[n][unit]
@@ -228,7 +232,7 @@ def _earliest(
             start = _gap(lane, ready_s + chains.move[n][i][source][unit], time_s)
             best = min(best, (start + time_s + (chains.leave[n][unit] if is_last else 0.0), start, unit, instance))
     _, start, unit, instance = best
-    return start + chains.time[n][i][unit], start, unit, instance
+    return start + chains.time[n][i][unit], start, unit, instance  # the end of the stretch, before the task leaves
 
 
 def _gap(lane: Lane, ready_s: float, time_s: float) -> float:
@@ -339,7 +343,7 @@ def mensa(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
 def _map_task(chains: ChainTimes, task: int) -> list[int]:
     """Units of the stretches of *task*: the fastest for each, unless staying costs less than the move saves."""
     units: list[int] = []
-    for times, move, begins_run in zip(chains.time[task], chains.move[task], chains.fresh[task], strict=True):
+    for times, move, begins_run in zip(chains.time[task], chains.move[task], chains.begins_run[task], strict=True):
         fastest = quickest(times)
         if begins_run:
             units.append(fastest)

@@ -14,7 +14,7 @@ from weft.cli.printing import (
     plain_table,
     progress_bar,
     say,
-    told,
+    say_written,
     write_result,
 )
 
@@ -46,7 +46,7 @@ def command(
         write_result(json_file, calibration_as_dict(matrix, fit, device))
     if toml:
         write_text(toml, soc_as_toml(device))
-        told("device", toml, "for weft map --soc")
+        say_written("device", toml, "for weft map --soc")
 
 
 def _measure(quick: bool) -> Matrix:

@@ -159,6 +159,7 @@ def _tasks(
     model_names = split_names(models)
     if not model_names:
         raise InputError("--models names nothing; give at least one model")
+    # A scenario gives its tasks distinct names, whatever its SoC.
     names = parse_scenario({"soc": "any", "task": [{"model": name} for name in model_names]}, "--models").names
     predecessors = _parse_pairs("--after", after, names)
     counts = _parse_pairs("--repeat", repeat, names)

@@ -21,7 +21,7 @@ from weft.cli.printing import (
     plain_table,
     progress_bar,
     say,
-    told,
+    say_written,
     write_result,
 )
 
@@ -53,7 +53,7 @@ def command(
         from weft_map.pages.picture import draw_dynamic
 
         draw_dynamic(log, figure)
-        told("figure", figure)
+        say_written("figure", figure)
 
 
 def _read_phases(path: str, duration: float | None) -> Scenario:
@@ -81,14 +81,14 @@ def _watch_frames(scenario: Scenario) -> Iterator[Callable[[Frame], None] | None
     screen = Console(stderr=True)
     rows: dict[int, list[Frame]] = {}
     with Live("warming up (the first run compiles, which takes about 20 s)", console=screen, transient=True) as live:
-        shown_s = 0.0
+        drawn_s = 0.0
 
         def watch(frame: Frame) -> None:
-            nonlocal shown_s
+            nonlocal drawn_s
             first, _ = rows.setdefault(frame.phase, [frame, frame])
             rows[frame.phase] = [first, frame]
-            if frame.start_s - shown_s > REDRAW_S or frame is first:
-                shown_s = frame.start_s
+            if frame.start_s - drawn_s > REDRAW_S or frame is first:
+                drawn_s = frame.start_s
                 live.update(_live_table(scenario, rows))
 
         yield watch

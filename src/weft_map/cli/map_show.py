@@ -17,7 +17,7 @@ from weft.cli.printing import (
     plain_table,
     progress_bar,
     say,
-    told,
+    say_written,
     write_result,
 )
 
@@ -101,7 +101,7 @@ def _energy_lines(case: MappingCase, solution: Solution) -> list[str]:
 
 
 def _idling_lines(solution: Solution) -> list[str]:
-    """A line about the same mapping with delays of any length, if that gains enough to mention."""
+    """A line about the same mapping with delays of any length (``Solution.idled``), if that gains enough."""
     if solution.idled is None:
         return []
     objective = solution.certificate.objective
@@ -155,7 +155,7 @@ def _cells(outcome: Outcome, rival: Outcome | None, objective: Objective) -> tup
 
 
 def _print_mapping(case: MappingCase, solution: Solution) -> None:
-    """Print a table of the units of each task, a row per run unless all runs are alike."""
+    """Print a table of the units of each task: a row per run, or one row if all runs use the same units."""
     from weft_map.export import segment_line, segments
 
     problem = case.problem
@@ -232,23 +232,23 @@ def write_files(
         from weft_map.pages.picture import draw_mapping
 
         draw_mapping(_outcomes_to_draw(solution), figure)
-        told("figure", figure)
+        say_written("figure", figure)
     if perfetto:
         from weft_map.export import write_outcome_perfetto
 
         write_outcome_perfetto(solution.outcome, perfetto)
-        told("perfetto", perfetto)
+        say_written("perfetto", perfetto)
     if trace:
         from weft.reports.trace import write_trace
         from weft_map.pages.numbers import outcome_trace
 
         write_trace(outcome_trace(solution.outcome), trace)
-        told("trace", trace)
+        say_written("trace", trace)
     if devices:
         from weft_map.export import write_device_list
 
         write_device_list(devices, solution.outcome, {name: profile.model for name, profile in case.profiles.items()})
-        told("devices", devices)
+        say_written("devices", devices)
 
 
 def _write_page(path: str, case: MappingCase, solution: Solution) -> None:
@@ -265,7 +265,7 @@ def _write_page(path: str, case: MappingCase, solution: Solution) -> None:
     write_mapping_page(
         path, _outcomes_to_draw(solution), objective=case.options.objective, notes=notes, certificate=numbers
     )
-    told("timeline", path)
+    say_written("timeline", path)
 
 
 def _outcomes_to_draw(solution: Solution) -> list[Outcome]:

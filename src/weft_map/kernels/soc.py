@@ -8,6 +8,7 @@ ways to the end for a state.
 
 Arguments of the kernels: tables: ``weft_map.problem.Tables``. code: [task], packed state. left_s: [task], seconds left
 of its move, or stand-alone seconds of its step. ended_s: [task], when it ended. n, m: tasks; i: a step; p: a price set.
+The number of units (tables.time.shape[2]), as the index of a unit, is the outside, where the first runs begin.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ def follow(tables, unit_of_step, order, delays_s, starts_s, ended_s):
     unit_of_step, delays_s, starts_s: [task, step]; a step enters the queue of its unit when it is ready there and its
     delay has passed. order: tasks by priority, highest first, for steps that enter a queue at the same time.
     """
+    # due_s: [task], when the delay of its ready step has passed; infinite without one. running: [unit], its steps.
     tasks, outside = len(order), tables.time.shape[2]
     code, left_s = np.full(tasks, pack(0, 0, WAITING)), np.zeros(tasks)
     due_s, slow_downs, running = np.full(tasks, np.inf), np.ones(tasks), np.zeros(outside, np.int64)
@@ -172,20 +174,21 @@ def slow_down(row: npt.NDArray[np.float64], own_gb_s: float, others_gb_s: float)
     """The slow-down (1 or more) of work that demands *own_gb_s* while all other work demands *others_gb_s* together.
 
     row: the unit's row of ``Soc.contention_table``; row[0] is 0 for plain sharing of the bandwidth, else PCCS. As in
-    PCCS, work is in the minor, normal or intensive region by its own demand.
+    PCCS, work is in the minor, normal or intensive region by its own demand; the names are those of ``Pccs``.
     """
     if own_gb_s <= 0.0 or others_gb_s <= 0.0:
         return 1.0
     peak: float = row[1]
     if row[0] == 0.0:
         return max(1.0, (own_gb_s + others_gb_s) / peak)
-    mrmc_pct, pbw, tbwdc, cbp, rate_n = row[4], row[5], row[6], row[7], row[8]
+    normal_bw, intensive_bw, mrmc_pct, pbw = row[2], row[3], row[4], row[5]
+    tbwdc, cbp, rate_n = row[6], row[7], row[8]
     floor_pct: float = row[9]
     minor_pct = mrmc_pct * min(others_gb_s, pbw) / pbw
     plateau_pct = max(0.0, own_gb_s + cbp - tbwdc) * rate_n
-    if own_gb_s <= row[2]:
+    if own_gb_s <= normal_bw:
         lost_pct = minor_pct
-    elif own_gb_s <= row[3]:
+    elif own_gb_s <= intensive_bw:
         lost_pct = max(minor_pct, min(plateau_pct, (own_gb_s + others_gb_s - tbwdc) * rate_n))
     elif cbp > 0.0:
         lost_pct = plateau_pct * (min(others_gb_s, cbp) / cbp)
@@ -220,18 +223,18 @@ time, which is certainly no better. NOWHERE_EARLIER: a state in which no task is
 """
 
 
-class BoundRules(NamedTuple):
+class SearchRules(NamedTuple):
     """The objective and the limits of a search."""
 
     throughput: bool
     """Whether to maximise the throughput; otherwise the makespan is minimised."""
     repeats: Floats
     """[task]: its runs, for the throughput."""
-    switches: int
+    max_switches: int
     """Cap on a task's changes of unit within a run; -1: no cap."""
-    deadline: float
+    deadline_s: float
     """Seconds by which all tasks must have ended; infinite without a limit."""
-    budget: float
+    budget_j: float
     """Joules that all tasks together may take; infinite without a limit."""
     dominance: int
     """The dominance rule: ``SAME_LATER`` or ``NOWHERE_EARLIER``."""
@@ -243,13 +246,13 @@ def estimate(tables, rules, prices, work, now_s):
 
     *work* is a ``soc_search.Scratch``; this fills its ``costs``: the least cost of each task's remaining steps.
     """
-    if rules.budget < np.inf and work.spent_j[0] + _energy_to_go(tables, prices, work) > rules.budget:
+    if rules.budget_j < np.inf and work.spent_j[0] + _energy_to_go(tables, prices, work) > rules.budget_j:
         return np.inf
     sets = prices.move.shape[1]
     for n in range(len(work.code)):
         code, left_s = work.code[n], work.left_s[n]
         phase, step, unit = phase_of(code), step_of(code), unit_of(code)
-        switches_left = rules.switches - work.switches_used[n] if rules.switches >= 0 else 0
+        switches_left = rules.max_switches - work.switches_used[n] if rules.max_switches >= 0 else 0
         if phase == DONE:
             for p in range(sets):
                 work.costs[n, p] = 0.0
@@ -277,7 +280,7 @@ def estimate(tables, rules, prices, work, now_s):
         for n in range(len(work.code)):
             cost += work.costs[n, p]
         least_s = max(least_s, cost)
-    if now_s + least_s > rules.deadline:
+    if now_s + least_s > rules.deadline_s:
         return np.inf
     if rules.throughput:
         return _least_negated_throughput(rules, work, now_s, sets)

@@ -6,7 +6,7 @@ next event. ``grow`` expands a layer of given states (a dive); ``expand`` takes 
 again, until no state can beat the best known schedule. The plain twin is the enumeration in
 tests/mapping/event_schedules.py.
 
-Arguments of the kernels: tables, rules, prices: ``Tables``, ``BoundRules`` and ``ActivityPrices``. states: a ``Store``;
+Arguments of the kernels: tables, rules, prices: ``Tables``, ``SearchRules``, ``ActivityPrices``. states: a ``Store``;
 state, row, parent: rows of it. work: a ``Scratch``. table: the hash table, from phases to the first state that has
 them. best: value and row of the best finished state. count: number of states. n: a task.
 """
@@ -109,7 +109,7 @@ class Scratch(NamedTuple):
 def scratch(tasks: int, units: int, sets: int, *, subsets: bool) -> Scratch:
     """Allocate the scratch memory. sets: number of price sets; subsets: whether the objective is the throughput."""
     most_options = 2 * units
-    return Scratch(
+    return Scratch(  # in the order of its fields
         np.zeros(tasks, np.int64), np.zeros(tasks, np.int64),
         np.zeros((tasks, most_options), np.int64), np.zeros((tasks, most_options)),
         np.zeros((tasks, most_options), np.int64),
@@ -121,7 +121,7 @@ def scratch(tasks: int, units: int, sets: int, *, subsets: bool) -> Scratch:
 
 def store(states: int, tasks: int) -> Store:
     """Allocate memory for *states* states of *tasks* tasks."""
-    return Store(
+    return Store(  # in the order of its fields
         np.zeros((states, tasks), np.int32), np.zeros((states, tasks), np.int32), np.zeros((states, tasks), np.int32),
         np.zeros((states, tasks)), np.zeros((states, tasks)), np.zeros(states), np.zeros(states), np.zeros(states),
         np.full(states, -1, np.int32), np.full(states, -1, np.int32), np.zeros(states, np.bool_),
@@ -162,9 +162,9 @@ def _unit_options(tables, rules, work, n, phase, step, unit, switches_used):
         if not move_s < np.inf or (phase == HELD and move_s > 0):
             continue
         new_switches_used = 0
-        if rules.switches >= 0 and not tables.begins[n, step]:
+        if rules.max_switches >= 0 and not tables.begins[n, step]:
             new_switches_used = switches_used + (unit != v)
-            if new_switches_used > rules.switches:
+            if new_switches_used > rules.max_switches:
                 continue
         may_hold |= move_s == 0
         if move_s > 0:
@@ -280,13 +280,13 @@ def _compare(rules, states, row, work, now_s):
     switches and each task's time left; under ``SAME_LATER`` ``_slot`` has matched the times left already.
     """
     stored_wins, new_wins = states.time_s[row] <= now_s + TINY_S, now_s <= states.time_s[row] + TINY_S
-    if rules.budget < np.inf:
+    if rules.budget_j < np.inf:
         stored_wins &= states.spent_j[row] <= work.spent_j[0]
         new_wins &= work.spent_j[0] <= states.spent_j[row]
     for n in range(len(work.code)):
         stored_wins &= states.left_s[row, n] <= work.left_s[n] + TINY_S
         new_wins &= work.left_s[n] <= states.left_s[row, n] + TINY_S
-        if rules.switches >= 0:
+        if rules.max_switches >= 0:
             stored_wins &= states.switches_used[row, n] <= work.switches_used[n]
             new_wins &= work.switches_used[n] <= states.switches_used[row, n]
         if rules.throughput:
@@ -418,7 +418,7 @@ def _grow(tables, rules, prices, states, table, work, state, count, best, drop_o
             now_s = advance(tables, work.code, work.left_s, work.ended_s, work.slow_downs, states.time_s[state], np.inf)
             if finished(work.code):
                 value = value_of(rules, work.ended_s)
-                if value < best[0] - TINY_S and work.spent_j[0] <= rules.budget and now_s <= rules.deadline:
+                if value < best[0] - TINY_S and work.spent_j[0] <= rules.budget_j and now_s <= rules.deadline_s:
                     _store_state(states, count, work, now_s, value, state)
                     best[0], best[1] = value, count
                     states.dropped[count] = True
@@ -451,7 +451,7 @@ def grow(tables, rules, prices, states, table, work, layer, count, best):
     """Add the successors of the states in *layer* (rows), as long as there is room; return the new number of states."""
     for state in layer:
         if states.bound[state] < best[0] - TINY_S:
-            # A literal True has a type of its own: numba would compile ``_grow`` a second time, besides for ``expand``.
+            # np.bool_: for a literal drop_overflow, numba would compile ``_grow`` again, besides for ``expand``.
             count = _grow(
                 tables, rules, prices, states, table, work, np.int64(state), np.int64(count), best, np.bool_(True)
             )

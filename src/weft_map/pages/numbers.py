@@ -220,8 +220,8 @@ def _span(problem: Problem, step: RanStep) -> Span:
     """A step as a span of a trace: its move is the fetch, its run the compute."""
     task = problem.tasks[step.task]
     times_s = step.moved_s, step.ready_s, step.start_s, step.end_s
-    name = problem.step(step.task, step.step).name
-    return Span(task.name, step.step // len(task.groups), name, *times_s, step.task, 0)
+    run, name = step.step // len(task.groups), problem.step(step.task, step.step).name
+    return Span(task.name, run, name, *times_s, stream=step.task, weight_bytes=0)
 
 
 def _began_s(outcome: Outcome, task: int) -> float:

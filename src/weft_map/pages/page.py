@@ -98,15 +98,15 @@ def _describe(report: MappingReport) -> str:
 def _verdict(first: MappingReport, rival: MappingReport, objective: Objective) -> str:
     """A sentence that compares the value of *first* with that of *rival*, the best of the other schedules."""
     if objective == "latency":
-        values, shown = (first.makespan_s, rival.makespan_s), (_time(first.makespan_s), _time(rival.makespan_s))
+        values, texts = (first.makespan_s, rival.makespan_s), (_time(first.makespan_s), _time(rival.makespan_s))
     else:
         values = first.throughput, rival.throughput
-        shown = f"{values[0]:.4g} runs a second", f"{values[1]:.4g}"
+        texts = f"{values[0]:.4g} runs a second", f"{values[1]:.4g}"
     change = values[0] - values[1]
     if abs(change) <= EQUAL_SHARE * values[1]:
         return f"The best of the others, {_name(rival)}, is equal."
     share = f"{_percent(abs(change) / values[1])} {'more' if change > 0 else 'less'}"
-    return f"{shown[0]} is {share} than {_name(rival)}, the best of the others, with {shown[1]}."
+    return f"{texts[0]} is {share} than {_name(rival)}, the best of the others, with {texts[1]}."
 
 
 def _reasons(first: MappingReport, rival: MappingReport) -> list[str]:
@@ -115,14 +115,14 @@ def _reasons(first: MappingReport, rival: MappingReport) -> list[str]:
     Empty if all differences are small.
     """
     units = len(first.units)
-    parts = [
+    changes = [
         (first.work_s - rival.work_s, "work"),
         (first.contention_s - rival.contention_s, "lost to contention"),
         (first.idle_s - rival.idle_s, "idle"),
     ]
     differences = [
         f"{_time(abs(change_s) / units)} {'more' if change_s > 0 else 'less'} {what}"
-        for change_s, what in parts
+        for change_s, what in changes
         if abs(change_s) / units > MENTIONED_SHARE * first.makespan_s
     ]
     return [f"Compared with that, an average unit has {', '.join(differences)}."] if differences else []
@@ -151,7 +151,10 @@ def _check_same(problem: Problem, other: Problem) -> None:
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
-    """The page's data of one outcome; times in microseconds, lanes by index."""
+    """The page's data of one outcome; times in microseconds, lanes by index.
+
+    A piece is [task, step, lane, start, end, slow-down], a move [task, step, from lane, to lane, start, end].
+    """
     problem, demand, steps = outcome.problem, demand_of(outcome), steps_of(outcome)
     lanes = {lane: index for index, lane in enumerate(lanes_of(problem))}
     lane_of_step = {(step.task, step.step): lanes[step.unit, step.instance] for step in steps}

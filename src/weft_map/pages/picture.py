@@ -81,14 +81,15 @@ def _make_figure(outcomes: Sequence[Outcome], title: str | None) -> Figure:
     scale, problem = _scale(outcomes), outcomes[0].problem
     lanes_inches = LANE_INCHES * len(lanes_of(problem))
     block_inches = HEAD_INCHES + lanes_inches + DEMAND_INCHES
-    handles = _handles(outcomes[0], scale)
+    handles = _legend_entries(outcomes[0], scale)
     head_inches = HEAD_INCHES + LEGEND_INCHES * ((len(handles) - 1) // LEGEND_COLUMNS)
     tall_inches = head_inches + block_inches * len(outcomes) + FOOT_INCHES
     figure = Figure(figsize=(WIDE_INCHES, tall_inches), facecolor="white")
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)  # draws without a display
     top = tall_inches - head_inches
 
     def axes(below: float, tall: float) -> Axes:
+        """Add axes of height *tall*, *below* the title and the legend; both in inches."""
         return figure.add_axes((LEFT, (top - below - tall) / tall_inches, RIGHT - LEFT, tall / tall_inches))
 
     for number, outcome in enumerate(outcomes):
@@ -113,7 +114,9 @@ def _make_figure(outcomes: Sequence[Outcome], title: str | None) -> Figure:
 def _scale(outcomes: Sequence[Outcome]) -> _Scale:
     """The scales for all *outcomes*; time is in the first of ``UNITS`` in which the longest makespan is at least 2."""
     end_s = max(outcome.makespan_s for outcome in outcomes)
-    unit, per_second = next((candidate for candidate in UNITS if end_s * candidate[1] >= 2), UNITS[-1])
+    fitting = ((unit, per_second) for unit, per_second in UNITS if end_s * per_second >= 2)
+    unit, per_second = next(fitting, UNITS[-1])
+    # at least 1.02, so that a hardly contended run is drawn pale
     slowest = max([1.02, *(piece.slow_down for outcome in outcomes for piece in outcome.pieces)])
     peaks_gb_s = [outcome.problem.soc.bandwidth_gb_s for outcome in outcomes]
     demands_gb_s = [float(demand_of(outcome).gb_s.sum(axis=1).max(initial=0.0)) for outcome in outcomes]
@@ -194,7 +197,8 @@ def _name_step(axes: Axes, name: str, step: RanStep, bottom: float, scale: _Scal
         return
     slow_down_text = f"\n\u00d7{widest.slow_down:.2f}" if widest.slow_down > 1.005 and room_chars > 6 else ""
     tone = to_rgb(scale.tone(step.task, widest.slow_down))
-    ink = INK if float(np.dot((0.299, 0.587, 0.114), tone)) > 0.45 else "white"
+    luminance = float(np.dot((0.299, 0.587, 0.114), tone))
+    ink = INK if luminance > 0.45 else "white"
     middle = bottom + TALL / widest.slow_down / 2
     text = name + slow_down_text
     axes.text((start + end) / 2, middle, text, ha="center", va="center", size=6.5, color=ink, linespacing=1.05)
@@ -248,7 +252,7 @@ def _draw_ends(axes_pair: tuple[Axes, Axes], outcome: Outcome, scale: _Scale) ->
             axes.axvline(end, color=_dark(task), linewidth=1.8 if last else 1.0, linestyle="-" if last else "--")
         label = f"{_short(outcome.problem.tasks[task].name)} {end:.4g} {scale.unit}"
         label_width = 5.0 * len(label) / 72 / WIDE_INCHES / (RIGHT - LEFT) * scale.end  # a character: 5 points
-        left = max(0.0, end - label_width)
+        left = max(0.0, end - label_width)  # edge of the label, which ends at the line if there is room
         row = next(row for row, row_end in enumerate(row_ends) if row_end <= left or row == len(row_ends) - 1)
         row_ends[row] = left + label_width
         lanes.annotate(
@@ -266,7 +270,7 @@ def _short(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
-def _handles(outcome: Outcome, scale: _Scale) -> list[Patch | Line2D]:
+def _legend_entries(outcome: Outcome, scale: _Scale) -> list[Patch | Line2D]:
     """The entries of the legend: the tasks, then what colours and lines mean."""
     tasks = [
         Patch(facecolor=_hue(n), hatch=_hatch(n), edgecolor=_dark(n), linewidth=0, label=_short(task.name))
@@ -301,7 +305,7 @@ def draw_dynamic(log: DynamicLog, path: Path | str) -> Figure:
 def _dynamic_figure(log: DynamicLog) -> Figure:
     """Draw the whole run above one panel per phase."""
     figure = Figure(figsize=(12.0, 6.2), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)  # draws without a display
     panels = min(len(log.phases), MOST_PANELS)
     grid = figure.add_gridspec(2, panels, height_ratios=(1, 1.15))
     run_axes = figure.add_subplot(grid[0, :])

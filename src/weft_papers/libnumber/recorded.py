@@ -16,7 +16,7 @@ from weft.base.jsonfile import read_json
 from weft_papers.libnumber.lab import NETS, OURS, REPAIRED, sizes
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import Configuration, parse_configuration
-from weft_tune.result import Kept, Trial, Tuning
+from weft_tune.result import KeptPoint, Trial, Tuning
 
 FORMAT = 1  # version of the file; benchmarks/number_formats.py writes it
 SHIPPED = "results.json"
@@ -173,7 +173,7 @@ def _parse_tuning(network: Network, raw: Mapping[str, Any]) -> Tuning:
     values: dict[str, Any] = {key: raw[key] for key in _PLAIN}
     values |= {key: parse_configuration(raw[key]) for key in ("configuration", "base_configuration")}
     trials = tuple(Trial(**_parse_run(entry)) for entry in raw["trials"])
-    path = tuple(Kept(**_parse_run(entry)) for entry in raw["path"])
+    path = tuple(KeptPoint(**_parse_run(entry)) for entry in raw["path"])
     return Tuning(network=network, trials=trials, path=path, **values)
 
 

@@ -151,7 +151,7 @@ def _integer_type(bits: int, scale: float, *, signed: bool) -> OnnxType | None:
     """The narrowest ONNX integer type with at least *bits*; None above 16."""
     for width, name, opset in _INTEGERS:
         if bits <= width:
-            return OnnxType(ElementType[name if signed else f"U{name}"], width, scale, True, opset)
+            return OnnxType(ElementType[name if signed else f"U{name}"], width, scale, integer=True, opset=opset)
     return None
 
 
@@ -162,4 +162,6 @@ def _float8_type(form: Format) -> OnnxType | None:
     name, bias = _FLOATS[form.exponent_bits, form.fraction_bits]
     exponent = bias - form.bias
     # checked before the power is taken, which would overflow
-    return OnnxType(ElementType[name], 8, 2.0**exponent, False, 19) if abs(exponent) <= 100 else None
+    if abs(exponent) > 100:
+        return None
+    return OnnxType(ElementType[name], bits=8, scale=2.0**exponent, integer=False, opset=19)

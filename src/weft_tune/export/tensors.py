@@ -13,6 +13,8 @@ scales as inputs. A stock onnxruntime does not know them.
 Weights are stored in few bits and turned back into float32 by the graph itself, exactly, in one of three ways: an ONNX
 type with a scale; codes without gaps, which standard operators take apart and look up in a table (onnxruntime does it
 once, when a session is opened); float16 or float32 values that are already rounded.
+
+In all functions, *hint* is what the names of new nodes and tensors begin with.
 """
 
 from __future__ import annotations
@@ -192,6 +194,7 @@ def quantise_qonnx(emitter: Emitter, source: str, form: AnyFormat) -> str:
 
 
 def _int_quant(emitter: Emitter, source: str, form: AnyFormat, **attributes: int | str) -> str:
+    """Write IntQuant, whose further inputs are the scale, the zero point and the width."""
     return _qonnx_node(emitter, "IntQuant", source, form, form.step, 0, form.bits, **attributes)
 
 
@@ -203,6 +206,7 @@ def _float_quant(emitter: Emitter, source: str, form: Format) -> str:
     if not form.sign_bits:
         raise TuneError(f"{spell(form)} has no sign, which QONNX has only for integers; use the style simulated")
     scale = 2.0 ** max(0, 1 - form.bias)
+    # Inputs of the node: scale, exponent bits, mantissa bits, bias, largest value before the scale.
     fields = (scale, form.exponent_bits, form.fraction_bits, max(1, form.bias), form.largest / scale)
     specials = int(form.specials)
     return _qonnx_node(

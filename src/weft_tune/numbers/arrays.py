@@ -139,7 +139,7 @@ def _by_bits_loop(form: Format) -> Loop | None:
 
 def _twos_loop(form: TwosComplement) -> Loop | None:
     """The loop for two's complement of up to 24 bits; None if its steps leave float32's range."""
-    magic = form.step * 2.0**23
+    magic = form.step * 2.0**23  # see ``kernels``; so is the order of the constants
     if form.bits > 24 or form.step < 2 * LEAST_STEP or magic - form.lowest >= BEYOND:
         return None
     constants = (form.lowest, form.largest, magic, form.step, form.step / 2, 0.0)

@@ -94,6 +94,7 @@ def describe_change(before: Configuration, after: Configuration) -> str:
     texts = {_format_change(before, after, name) for name in changed}
     change = texts.pop() if len(texts) == 1 else f"to {'/'.join(sorted({label(after[name]) for name in changed}))}"
     roles = {name.rpartition(".")[2] for name in changed}
+    # "conv1.weight", "3 weights", or "all"
     objects = changed[0] if len(changed) == 1 else f"{len(changed)} {roles.pop()}s" if len(roles) == 1 else "all"
     return f"{objects} {change}"
 

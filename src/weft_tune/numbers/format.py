@@ -118,9 +118,9 @@ def FLOAT(bits: int, bias: int | None = None, *, exponent_bits: int | None = Non
     if not isinstance(bits, int) or not 3 <= bits <= 32:
         raise NumberError(f"FLOAT {bits}: must have 3 to 32 bits")
     exponents = _EXPONENT_BITS.get(bits, 8) if exponent_bits is None else exponent_bits
-    usual = (1 << exponents - 1) - 1 if exponents > 0 else 0
-    ieee = bits in (16, 32) and exponents == _EXPONENT_BITS.get(bits, 8) and bias in (None, usual)
-    return Format(1, exponents, bits - 1 - exponents, usual if bias is None else bias, ieee)
+    usual_bias = (1 << exponents - 1) - 1 if exponents > 0 else 0
+    is_ieee = bits in (16, 32) and exponents == _EXPONENT_BITS.get(bits, 8) and bias in (None, usual_bias)
+    return Format(1, exponents, bits - 1 - exponents, usual_bias if bias is None else bias, specials=is_ieee)
 
 
 def FIXED(bits: int, bias: int = 0) -> Format:

@@ -156,9 +156,8 @@ def _words(tuning: Tuning) -> dict[str, str]:
     formats = sorted(used, key=lambda form: (form.bits, spell(form)))
     layers = {target.name: layer_meaning(target.name) for target in tuning.network.targets}
     meanings = {name: meaning for name, meaning in layers.items() if meaning}
-    return (
-        {spell(form): format_meaning(form) for form in formats} | {"E4(8)": LABEL_KEY} | meanings
-    )  # an example of a label
+    label_example = {"E4(8)": LABEL_KEY}
+    return {spell(form): format_meaning(form) for form in formats} | label_example | meanings
 
 
 def _method_rows(result: TuningResult) -> Iterator[list[str]]:

@@ -54,7 +54,7 @@ def draw_search(tuning: Tuning, *paths: Path | str) -> Figure:
 
 def _make_figure(tuning: Tuning) -> Figure:
     figure = Figure(figsize=(12.0, 6.4), facecolor="white")
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)  # draws without a display
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.35, 1), gridspec_kw=MARGINS)
     spans = phase_spans(tuning.trials)
     for axes in (upper, lower):
@@ -115,6 +115,7 @@ def _draw_scores(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None
     scored = [trial for trial in tuning.trials if math.isfinite(trial.score) and trial.step != "base"]
     kept = {trial.iteration for trial in _kept_trials(tuning)}
     floor, ceiling = _score_range(tuning)
+    # markers get smaller with their number
     size = max(2.0, min(7.0, 220 / math.sqrt(max(1, len(scored)) + 1)))
     outcomes = (
         ("below the threshold", "x", INFEASIBLE, [t for t in scored if not t.feasible and t.exact]),
@@ -161,7 +162,7 @@ def _score_range(tuning: Tuning) -> tuple[float, float]:
 
 
 def _draw_objective(axes: Axes, tuning: Tuning) -> None:
-    """Draw the objective of the kept points, as a share of the base's."""
+    """Draw the objective of the kept points as a line, and of all feasible trials as dots, as shares of the base's."""
     if not tuning.base_objective > 0:
         scale, unit = 1.0, "objective"
     else:
@@ -173,6 +174,7 @@ def _draw_objective(axes: Axes, tuning: Tuning) -> None:
     )  # fmt: skip
     chosen = _kept_trials(tuning)
     if chosen:
+        # A kept point may be an earlier trial; the line does not go back.
         times = [*accumulate((t.iteration for t in chosen), max), tuning.iterations + 0.5]
         values = [t.objective * scale for t in chosen]
         axes.step(times, [*values, values[-1]], where="post", color=CHOSEN, linewidth=1.6)

@@ -53,7 +53,7 @@ def read_data(path: str | Path, inputs: Sequence[TensorSpec], scale: float | Non
 
 
 def read_samples(path: str | Path, inputs: Sequence[TensorSpec], scale: float | None = None) -> dict[str, Array]:
-    """Read the samples in a file without their labels, which may be missing."""
+    """Read the samples in a file without their labels, which may be missing; *scale* as in ``read_data``."""
     try:
         stored_names = array_names(path)
         unlabelled = [name for name in stored_names if name not in LABELS or name in {spec.name for spec in inputs}]
@@ -68,10 +68,10 @@ def read_samples(path: str | Path, inputs: Sequence[TensorSpec], scale: float | 
 
 def _array_names(stored: Sequence[str], inputs: Sequence[str]) -> tuple[str, dict[str, str]]:
     """The array of the labels, and input -> its array."""
-    shown = ", ".join(stored[:8]) or "nothing"
+    listed = ", ".join(stored[:8]) or "nothing"
     labels = [name for name in LABELS if name in stored and name not in inputs]
     if not labels:
-        raise TuneError(f"has no array called {' or '.join(LABELS)} with the right classes; it holds {shown}")
+        raise TuneError(f"has no array called {' or '.join(LABELS)} with the right classes; it holds {listed}")
     return labels[0], _input_names([name for name in stored if name != labels[0]], inputs, stored)
 
 
@@ -100,8 +100,8 @@ def _check_counts(tensors: Mapping[str, Array]) -> int:
 def check_inputs(inputs: Mapping[str, Array], specs: Sequence[TensorSpec]) -> dict[str, Array]:
     """Check samples in memory against the inputs of the model, and convert them to its data types."""
     if missing := [spec.name for spec in specs if spec.name not in inputs]:
-        shown = ", ".join(inputs) or "nothing"
-        raise TuneError(f"no samples for the input {missing[0]!r} of the model; given: {shown}")
+        given = ", ".join(inputs) or "nothing"
+        raise TuneError(f"no samples for the input {missing[0]!r} of the model; given: {given}")
     tensors = {spec.name: _convert(spec, spec.name, np.asarray(inputs[spec.name]), None) for spec in specs}
     _check_counts(tensors)
     return tensors
@@ -168,6 +168,7 @@ def _check_shape(spec: TensorSpec, name: str, array: npt.NDArray[Any]) -> None:
     if fits(array.shape[1:], wanted) and array.ndim > 0:
         return
     shapes = f"{name} has the shape {written(array.shape)}, the input {spec.name!r} {written(spec.shape)}"
+    # up to five dimensions: more have too many permutations
     for order in itertools.permutations(range(1, array.ndim)) if 2 < array.ndim <= 5 else ():
         if fits([array.shape[axis] for axis in order], wanted):
             raise TuneError(f"{shapes}; store it transposed: array.transpose{(0, *order)}")

@@ -28,7 +28,7 @@ from weft_tune.network import ROLES, Network, check_layers
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.quantised.data import FEWEST, Labels, check_inputs
 from weft_tune.quantised.metrics import Doubles, Function, fingerprint, make_metric
-from weft_tune.quantised.opened import Opened, make_plan, open_for_tuning, run_on, session_for
+from weft_tune.quantised.opened import OpenedModel, make_plan, open_for_tuning, run_on, session_for
 from weft_tune.quantised.runner import LayerFormats, PlanRunner, RoundingPlan, SampleOrder
 from weft_tune.quantised.workers import Workers
 from weft_tune.weighted_layers import WeightedLayer
@@ -59,7 +59,7 @@ class OnnxEvaluator:
 
     def __init__(
         self,
-        model: str | Path | Opened,
+        model: str | Path | OpenedModel,
         inputs: Mapping[str, Array],
         labels: npt.ArrayLike,
         network: Network,
@@ -70,7 +70,8 @@ class OnnxEvaluator:
         cache_bytes: int = CACHE_BYTES,
         seed: int = 0,
     ) -> None:
-        self._opened = opened = model if isinstance(model, Opened) else open_for_tuning(model)
+        """small: share of the samples in the small set, chosen by *seed*. cache_bytes: of all *workers* together."""
+        self._opened = opened = model if isinstance(model, OpenedModel) else open_for_tuning(model)
         self._inputs = check_inputs(inputs, opened.inputs)
         self._metric = make_metric(metric, gives_probability=opened.gives_probability)
         self._labels = self._metric.check_labels(labels, count_rows(self._inputs))
@@ -80,6 +81,7 @@ class OnnxEvaluator:
         self._runner = _make_runner(self._plan, cache_bytes, workers)
         self._subsets: dict[str, _SubsetSamples] = {}
         self._example = self._check_example()
+        """Outputs of one batch, with which labels of other sets are checked."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -115,7 +117,10 @@ class OnnxEvaluator:
     def evaluate_many(
         self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
     ) -> list[Score | EvaluationError]:
-        """Score configurations one after another, exactly; a failure takes the place of a score."""
+        """Score configurations one after another, exactly; a failure takes the place of a score.
+
+        scored: as in ``Evaluator``.
+        """
         outcomes: list[Score | EvaluationError] = []
         for position, configuration in enumerate(configurations):
             try:
@@ -135,7 +140,7 @@ class OnnxEvaluator:
         self._metric.check_classes(self._example, checked_labels)
         self._runner.add(_TEST, SampleOrder(checked_inputs, np.arange(len(checked_labels))))
         try:
-            return self._score(_TEST, checked_labels, self._formats(configuration), -math.inf).value
+            return self._score(_TEST, checked_labels, self._formats(configuration), needed=-math.inf).value
         finally:
             self._runner.drop(_TEST)
 
@@ -198,7 +203,7 @@ class OnnxEvaluator:
             )
         rows = np.argsort(np.concatenate(hardness), kind="stable")
         chosen = np.random.default_rng(self._seed).choice(total, self._small, replace=False)
-        subsets = {"full": rows, "small": rows[np.isin(rows, chosen)]}
+        subsets = {"full": rows, "small": rows[np.isin(rows, chosen)]}  # subset -> rows of the data, hard ones first
         for subset, order in subsets.items():
             self._runner.add(subset, SampleOrder(self._inputs, order))
         float_scores = np.concatenate(scores)
@@ -221,7 +226,7 @@ class OnnxEvaluator:
                 f"{len(rows)} samples; name another output (--scored-output), or export with a free batch dimension"
             )
         self._metric.check_classes(outputs, self._labels)
-        runner = PlanRunner(self._plan, 0)
+        runner = PlanRunner(self._plan, cache_bytes=0)
         runner.add(_UNSORTED, SampleOrder(self._inputs, rows))
         (piece_outputs,) = runner.run(_UNSORTED, {layer.name: LayerFormats() for layer in self._layers}, [0])
         # The tolerance: a piece is optimised separately and may add in another order than the whole model.
@@ -239,7 +244,7 @@ def _make_runner(plan: RoundingPlan, cache_bytes: int, workers: int) -> PlanRunn
     return PlanRunner(plan, cache_bytes) if workers == 1 else Workers(plan, cache_bytes, workers)
 
 
-def _layers(opened: Opened, network: Network) -> tuple[WeightedLayer, ...]:
+def _layers(opened: OpenedModel, network: Network) -> tuple[WeightedLayer, ...]:
     """The layers of the network, in the order of the graph."""
     check_layers(network, {layer.name for layer in opened.layers}, str(opened.path))
     return tuple(layer for layer in opened.layers if layer.name in network.layers)
@@ -252,10 +257,13 @@ def _small_count(small: float, total: int) -> int:
 
 
 def _chunks(total: int, batch: int) -> Iterator[range]:
-    """Yield ranges of batch numbers that are run together; they do not depend on the number of workers."""
-    batches = -(-total // batch)
+    """Yield ranges of batch numbers that are run together; they do not depend on the number of workers.
+
+    A range has ``FIRST_CHUNK`` samples, or an eighth of all before it, if that is more. *total*: number of samples.
+    """
+    batches, least_batches = math.ceil(total / batch), math.ceil(FIRST_CHUNK / batch)
     start = 0
     while start < batches:
-        end = min(batches, start + max(-(-FIRST_CHUNK // batch), start // 8))
+        end = min(batches, start + max(least_batches, start // 8))
         yield range(start, end)
         start = end

@@ -226,4 +226,5 @@ LIKENESS: dict[str, Function] = {"agreement": agreement, "closeness": closeness}
 
 
 def likeness(name: str) -> Metric:
+    """The metric of ``LIKENESS`` called *name*."""
     return Metric(name, function=LIKENESS[name])

@@ -51,7 +51,7 @@ _SAME_VALUES = ("Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")  # ope
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Opened:
+class OpenedModel:
     """A model that was read and checked, and has not run yet."""
 
     path: Path
@@ -90,14 +90,14 @@ class Opened:
         return digest.digest()
 
 
-def open_for_tuning(path: str | Path, output: str | None = None) -> Opened:
+def open_for_tuning(path: str | Path, output: str | None = None) -> OpenedModel:
     """Read and check a file; *output*: the output that is scored, by default the first.
 
     Raises ModelError or TuneError if the file is unreadable, stitched or tuned already, or cannot be cut.
     """
     path = Path(path)
     try:
-        session = open_model(path, 1)
+        session = open_model(path, threads=1)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     if tasks := [task.name for task in tasks_in(path)]:
@@ -119,7 +119,7 @@ def open_for_tuning(path: str | Path, output: str | None = None) -> Opened:
         layers = _layers_for(model, scored)
     except TuneError as error:
         raise TuneError(f"{path}: {error}") from error
-    return Opened(path, model, layers, _inputs(path, model, specs(session.get_inputs())), scored)
+    return OpenedModel(path, model, layers, _inputs(path, model, specs(session.get_inputs())), scored)
 
 
 def _layers_for(model: OnnxModel, output: str) -> tuple[WeightedLayer, ...]:
@@ -166,11 +166,11 @@ def _inputs(path: Path, model: OnnxModel, session_inputs: tuple[TensorSpec, ...]
 # Running the whole model
 
 
-def choose_batch(opened: Opened, inputs: Mapping[str, Array]) -> int:
+def choose_batch(opened: OpenedModel, inputs: Mapping[str, Array]) -> int:
     """The number of samples to run at a time; 1 if a model declares a free batch dimension and then rejects batches."""
     if opened.fixed_batch is not None:
         return opened.fixed_batch
-    tensors = look_inside(opened, feed(inputs, np.arange(1)))
+    tensors = observe_tensors(opened, feed(inputs, np.arange(1)))
     largest = max(tensor.size_bytes for tensor in tensors.values())
     batch = min(MOST_SAMPLES, max(1, BATCH_BYTES // max(largest, 1)), len(next(iter(inputs.values()))))
     try:
@@ -180,7 +180,7 @@ def choose_batch(opened: Opened, inputs: Mapping[str, Array]) -> int:
     return batch if outputs.ndim and len(outputs) == batch else 1
 
 
-def look_inside(opened: Opened, sample: Mapping[str, Array]) -> dict[str, SeenTensor]:
+def observe_tensors(opened: OpenedModel, sample: Mapping[str, Array]) -> dict[str, SeenTensor]:
     """Run *sample*, and return types and sizes of the inputs and of the outputs of all nodes."""
     names = [name for node in opened.model.graph.node for name in node.output if name]
     outputs = run_on(opened, session_for(opened, names), names, sample)
@@ -193,7 +193,7 @@ def look_inside(opened: Opened, sample: Mapping[str, Array]) -> dict[str, SeenTe
 
 
 def tensors_by_batch(
-    opened: Opened, names: Collection[str], inputs: Mapping[str, Array], batch: int
+    opened: OpenedModel, names: Collection[str], inputs: Mapping[str, Array], batch: int
 ) -> Iterator[dict[str, Array]]:
     """Run the model on all samples, *batch* at a time; yields its inputs and the tensors called *names*."""
     outputs = [name for name in names if name not in inputs]
@@ -203,18 +203,18 @@ def tensors_by_batch(
         yield dict(zip(outputs, values, strict=True)) | batch_inputs
 
 
-def session_for(opened: Opened, names: Sequence[str]) -> Any:
+def session_for(opened: OpenedModel, names: Sequence[str]) -> Any:
     """Open a session over the whole model that also outputs the inner tensors called *names*."""
     model = copied(opened.model)
     known = {value.name for value in model.graph.output}
     model.graph.output.extend(declared(name) for name in dict.fromkeys(names) if name not in known)
     try:
-        return open_session(model.SerializeToString(), 1, optimise=True)
+        return open_session(model.SerializeToString(), threads=1, optimise=True)
     except Exception as error:  # the C++ side raises a dozen unrelated kinds, and protobuf its own above 2 GiB
         raise ModelError(f"{opened.path}: cannot be loaded: {first_line(error)}") from error
 
 
-def run_on(opened: Opened, session: Any, names: Sequence[str], inputs: Mapping[str, Array]) -> list[Array]:
+def run_on(opened: OpenedModel, session: Any, names: Sequence[str], inputs: Mapping[str, Array]) -> list[Array]:
     """Run a session over the whole model; return the outputs *names*. Raises TuneError if it fails."""
     try:
         return list(session.run(list(names), dict(inputs)))
@@ -225,16 +225,16 @@ def run_on(opened: Opened, session: Any, names: Sequence[str], inputs: Mapping[s
 # Cutting it before its layers
 
 
-def make_plan(opened: Opened, layers: Sequence[WeightedLayer], inputs: Mapping[str, Array]) -> RoundingPlan:
+def make_plan(opened: OpenedModel, layers: Sequence[WeightedLayer], inputs: Mapping[str, Array]) -> RoundingPlan:
     """Cut a model before *layers*; a run on one of the samples gives the types of the tensors at the cuts."""
     sample = feed(inputs, np.arange(1), opened.fixed_batch)
-    types = {name: tensor.element_type for name, tensor in look_inside(opened, sample).items()}
+    types = {name: tensor.element_type for name, tensor in observe_tensors(opened, sample).items()}
     stages = tuple(_stages(opened, layers, _pieces(opened, layers, types)))
     weights = {layer.name: layer.weight for layer in layers}
     return RoundingPlan(stages, opened.output, weights, choose_batch(opened, inputs), opened.fixed_batch is not None)
 
 
-def _pieces(opened: Opened, layers: Sequence[WeightedLayer], types: Mapping[str, int]) -> list[ModelPiece]:
+def _pieces(opened: OpenedModel, layers: Sequence[WeightedLayer], types: Mapping[str, int]) -> list[ModelPiece]:
     """Cut the model before each of *layers*; a layer's two operands become inputs of its piece.
 
     types: element types of the tensors at the cuts.
@@ -257,14 +257,16 @@ def _pieces(opened: Opened, layers: Sequence[WeightedLayer], types: Mapping[str,
         raise TuneError(f"{opened.path}: {error} is no plain tensor, and in use where a layer begins") from error
 
 
-def _stages(opened: Opened, layers: Sequence[WeightedLayer], pieces: Sequence[ModelPiece]) -> Iterator[Stage]:
+def _stages(opened: OpenedModel, layers: Sequence[WeightedLayer], pieces: Sequence[ModelPiece]) -> Iterator[Stage]:
     """The pieces with the layers that they begin with, and the tensors that are live at each cut."""
     starts = {rounded_input(layer.name): layer for layer in layers}
     # for each piece: the layer that it begins with, the unrounded input of that layer, and all its other inputs
-    firsts = [next((starts[name] for name in piece.inputs if name in starts), None) for piece in pieces]
+    first_layers = [next((starts[name] for name in piece.inputs if name in starts), None) for piece in pieces]
     model_inputs = {value.name for value in opened.model.graph.input}
-    sources = [opened.model.graph.node[layer.position].input[0] if layer else "" for layer in firsts]
-    operands = [{rounded_input(layer.name), weight_input(layer.name)} if layer else set[str]() for layer in firsts]
+    sources = [opened.model.graph.node[layer.position].input[0] if layer else "" for layer in first_layers]
+    operands = [
+        {rounded_input(layer.name), weight_input(layer.name)} if layer else set[str]() for layer in first_layers
+    ]
     others = [
         tuple(name for name in piece.inputs if name not in layer_inputs)
         for piece, layer_inputs in zip(pieces, operands, strict=True)
@@ -277,7 +279,7 @@ def _stages(opened: Opened, layers: Sequence[WeightedLayer], pieces: Sequence[Mo
         produced_later = {name for piece in pieces[i:] for name in piece.outputs}
         live.insert(0, tuple(name for name in needed if name not in produced_later and name not in model_inputs))
     for i, piece in enumerate(pieces):
-        layer = firsts[i]
+        layer = first_layers[i]
         yield Stage(
             layer.name if layer else None, sources[i], piece.model.SerializeToString(), others[i], piece.outputs,
             live[i],
@@ -285,7 +287,7 @@ def _stages(opened: Opened, layers: Sequence[WeightedLayer], pieces: Sequence[Mo
 
 
 def find_targets(
-    model: str | Path | Opened,
+    model: str | Path | OpenedModel,
     calibration: Mapping[str, Array],
     *,
     layers: str | Sequence[str] | None = None,
@@ -296,8 +298,8 @@ def find_targets(
     *layers*: names, patterns such as ``block1.*``, ``conv`` for all convolutions or ``fc`` for all matrix products;
     all by default. *groups*: name -> layers that share one format. Samples of *calibration* show the range of inputs.
     """
-    opened = model if isinstance(model, Opened) else open_for_tuning(model)
-    targets = _observe(opened, select(opened.layers, layers), check_inputs(calibration, opened.inputs))
+    opened = model if isinstance(model, OpenedModel) else open_for_tuning(model)
+    targets = _measure_targets(opened, select(opened.layers, layers), check_inputs(calibration, opened.inputs))
     return Network(opened.path.stem, tuple(_group_targets(targets, groups or {})))
 
 
@@ -318,13 +320,15 @@ def select(layers: Sequence[WeightedLayer], wanted: str | Sequence[str] | None) 
     return tuple(layer for layer in layers if layer.name in chosen)
 
 
-def _observe(opened: Opened, layers: Sequence[WeightedLayer], inputs: Mapping[str, Array]) -> dict[str, Target]:
+def _measure_targets(
+    opened: OpenedModel, layers: Sequence[WeightedLayer], inputs: Mapping[str, Array]
+) -> dict[str, Target]:
     """Run the float model and measure the tensors that enter and leave the layers."""
     nodes = {layer.name: opened.model.graph.node[layer.position] for layer in layers}
     names = list(dict.fromkeys(name for node in nodes.values() for name in (node.input[0], node.output[0])))
     # One sample alone for the sizes, because those of a batch need not be multiples of them.
     (single_sample,) = tensors_by_batch(opened, names, {name: values[:1] for name, values in inputs.items()}, 1)
-    rows = opened.fixed_batch or 1
+    rows = opened.fixed_batch or 1  # of that run
     largest_magnitudes = dict.fromkeys(nodes, 0.0)
     for tensors in tensors_by_batch(opened, names, inputs, choose_batch(opened, inputs)):
         for name, node in nodes.items():
@@ -350,13 +354,13 @@ def _observe(opened: Opened, layers: Sequence[WeightedLayer], inputs: Mapping[st
 
 
 def _count_macs(layer: WeightedLayer, entering: Array, leaving: Array, node: OnnxNode) -> int:
-    """Multiply-accumulate operations of a layer."""
-    shape = layer.weight.shape
+    """Multiply-accumulate operations of a layer, from the arrays that enter and leave it."""
+    shape = layer.weight.shape  # of Conv: [out, in, kernel...]; of ConvTranspose: [in, out, kernel...]
     if layer.op == "ConvTranspose":
         return int(entering.size) * math.prod(shape[1:])
     if layer.op == "Conv":
         return int(leaving.size) * math.prod(shape[1:])
-    transposed = Attributes(node).integer("transB", 0)
+    transposed = Attributes(node).integer("transB", 0)  # the weight is [out, in] then, else [..., in, out]
     depth: int = shape[-1] if transposed or len(shape) == 1 else shape[-2]
     return int(leaving.size) * depth
 

@@ -153,7 +153,7 @@ class PlanRunner:
 
     def __init__(self, plan: RoundingPlan, cache_bytes: int) -> None:
         self._plan = plan
-        self._sessions = [open_session(stage.model, 1, optimise=True) for stage in plan.stages]
+        self._sessions = [open_session(stage.model, threads=1, optimise=True) for stage in plan.stages]
         self._key_of_prefix: dict[Hashable, int] = {}
         """(key of the stage before, layer, its formats) -> cache key; see ``_keys``."""
         self._cache = ArrayCache(cache_bytes)
@@ -178,7 +178,7 @@ class PlanRunner:
     def run(self, name: str, formats: Mapping[str, LayerFormats], numbers: Iterable[int]) -> list[Array]:
         """Run the batches *numbers* of the samples called *name*; batch n has the n-th ``plan.batch`` samples."""
         keys = self._keys(formats)
-        if (name, keys[-1]) != self._current:
+        if (name, keys[-1]) != self._current:  # another configuration, or other samples
             self._current = name, keys[-1]
             self._cache.begin_round()
         weights = {layer: self._round_weight(layer, form.weight) for layer, form in formats.items()}
@@ -186,7 +186,7 @@ class PlanRunner:
 
     def _keys(self, formats: Mapping[str, LayerFormats]) -> list[int]:
         """Cache keys, one per stage and one for the end: numbers that stand for the formats of all earlier layers."""
-        keys = [0]
+        keys = [0]  # before the first stage, no layer has a format
         for stage in self._plan.stages:
             prefix = (keys[-1], stage.layer, formats.get(stage.layer or ""))
             keys.append(self._key_of_prefix.setdefault(prefix, len(self._key_of_prefix) + 1))
@@ -206,10 +206,15 @@ class PlanRunner:
     def _run_batch(
         self, name: str, number: int, formats: Mapping[str, LayerFormats], weights: Mapping[str, Array], keys: list[int]
     ) -> Array:
-        """Run one batch from the last cached stage on, and cache the tensors at the cuts."""
+        """Run one batch from the last cached stage on, and cache the tensors at the cuts.
+
+        name: of the samples; number: of the batch. formats, weights: those of each layer, the weights rounded. keys: a
+        cache key for the tensors before each stage, and one for the output (``_keys``).
+        """
         samples, plan = self._samples[name], self._plan
         rows = samples.order[number * plan.batch : (number + 1) * plan.batch]
-        start, live = self._resume(name, number, keys)
+        start, live = self._resume(name, number, keys)  # live: the tensors at the present cut
+        # nothing is fed if even the output is cached
         inputs = feed(samples.inputs, rows, plan.batch if plan.padded else None) if start < len(plan.stages) else {}
         for index in range(start, len(plan.stages)):
             tensors = {**inputs, **live} | self._run_stage(index, {**inputs, **live}, formats, weights)
@@ -219,7 +224,10 @@ class PlanRunner:
         return live[plan.output][: len(rows)]
 
     def _resume(self, name: str, number: int, keys: list[int]) -> tuple[int, Mapping[str, Array]]:
-        """Find the last stage whose input tensors are cached; return its index and these tensors."""
+        """Find the last stage whose input tensors are cached; return its index and these tensors.
+
+        *keys*: from ``_keys``. The index is the number of stages if the output itself is cached.
+        """
         for index in range(len(self._plan.stages), 0, -1):
             if (live := self._cache.get((name, number, index, keys[index]))) is not None:
                 return index, live
@@ -232,7 +240,7 @@ class PlanRunner:
         formats: Mapping[str, LayerFormats],
         weights: Mapping[str, Array],
     ) -> dict[str, Array]:
-        """Run one stage on *tensors* (name -> value); return its outputs by name."""
+        """Run one stage on *tensors* (name -> value); return its outputs. *weights*: layer -> rounded weights."""
         stage = self._plan.stages[index]
         inputs = {name: tensors[name] for name in stage.inputs}
         if stage.layer is not None:

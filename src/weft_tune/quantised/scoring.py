@@ -31,7 +31,7 @@ from weft.runtime.tensors import Array
 from weft.runtime.timing import least_seconds
 from weft_tune.quantised.data import LabelledData, Labels
 from weft_tune.quantised.metrics import LIKENESS, Metric, likeness, make_metric
-from weft_tune.quantised.opened import Opened, choose_batch, run_on
+from weft_tune.quantised.opened import OpenedModel, choose_batch, run_on
 
 CALIBRATION = 512
 """Limit of the samples that int8 gets its ranges from."""
@@ -40,7 +40,7 @@ ROUNDS, LONGEST_S = 25, 3.0
 _EIGHT_BIT_TYPES = (ElementType.INT8, ElementType.UINT8)
 
 
-def outputs_by_batch(opened: Opened, session: Any, inputs: Mapping[str, Array], batch: int) -> Iterator[Array]:
+def outputs_by_batch(opened: OpenedModel, session: Any, inputs: Mapping[str, Array], batch: int) -> Iterator[Array]:
     """The scored output for all samples, *batch* at a time; *session* runs *opened*'s file or a variant of it."""
     samples_left = count_rows(inputs)
     for batch_inputs in batches(inputs, batch, opened.fixed_batch):
@@ -49,16 +49,16 @@ def outputs_by_batch(opened: Opened, session: Any, inputs: Mapping[str, Array], 
         samples_left -= batch
 
 
-def answers(opened: Opened, file: Path, inputs: Mapping[str, Array]) -> Array:
+def answers(opened: OpenedModel, file: Path, inputs: Mapping[str, Array]) -> Array:
     """The scored output for each sample, in runs of one sample; *file* is *opened*'s own or has the same outputs."""
-    return np.concatenate([*outputs_by_batch(opened, open_model(file, 1), inputs, opened.fixed_batch or 1)])
+    return np.concatenate([*outputs_by_batch(opened, open_model(file, threads=1), inputs, opened.fixed_batch or 1)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleScorer:
     """Scores sessions over variants of one model on the same samples."""
 
-    opened: Opened
+    opened: OpenedModel
     inputs: Mapping[str, Array]
     labels: Labels
     metric: Metric
@@ -75,7 +75,7 @@ class SampleScorer:
 
 
 def make_scorer(
-    opened: Opened, data: LabelledData | Mapping[str, Array], metric: str, session: Any, batch: int
+    opened: OpenedModel, data: LabelledData | Mapping[str, Array], metric: str, session: Any, batch: int
 ) -> SampleScorer:
     """Make a scorer on *data*; *session* runs the model before any change, and without labels its outputs are them."""
     if isinstance(data, LabelledData):
@@ -92,11 +92,11 @@ def needs_no_labels(metric: str) -> bool:
     return metric in LIKENESS
 
 
-def exported_score(path: Path, opened: Opened, data: LabelledData, metric: str, *, optimise: bool = True) -> float:
+def exported_score(path: Path, opened: OpenedModel, data: LabelledData, metric: str, *, optimise: bool = True) -> float:
     """Score an exported model on samples; *opened* is its source."""
     measure = make_metric(metric, gives_probability=opened.gives_probability)
     scorer = SampleScorer(opened, data.inputs, data.labels, measure, choose_batch(opened, data.inputs))
-    return scorer.score(open_session(path, 1, optimise=optimise))
+    return scorer.score(open_session(path, threads=1, optimise=optimise))
 
 
 def calibration(data: LabelledData, fixed: int | None) -> dict[str, Array]:
@@ -105,7 +105,7 @@ def calibration(data: LabelledData, fixed: int | None) -> dict[str, Array]:
     return feed(data.inputs, rows, fixed and -(-len(rows) // fixed) * fixed)  # up to whole batches
 
 
-def run_times(tuned: Path, opened: Opened, data: LabelledData) -> tuple[float, float]:
+def run_times(tuned: Path, opened: OpenedModel, data: LabelledData) -> tuple[float, float]:
     """Measure the seconds of a run, in one thread, of *opened* (the source of *tuned*) and of *tuned*.
 
     A run has one sample, or as many as the file requires. Few bits make a file small but not fast: formats for which
@@ -113,7 +113,7 @@ def run_times(tuned: Path, opened: Opened, data: LabelledData) -> tuple[float, f
     """
     one_batch = next(batches(data.inputs, opened.fixed_batch or 1, opened.fixed_batch))
     files = {"before": opened.path, "after": tuned}
-    sessions = {name: open_session(path, 1, optimise=True) for name, path in files.items()}
+    sessions = {name: open_session(path, threads=1, optimise=True) for name, path in files.items()}
     runs = {name: [partial(run_on, opened, session, [opened.output], one_batch)] for name, session in sessions.items()}
     seconds = least_seconds(runs, clock=time.perf_counter, rounds=ROUNDS, longest_s=LONGEST_S)
     return seconds["before"], seconds["after"]
@@ -171,7 +171,7 @@ def quantise_int8(
 
 def classes(model: Path, inputs: Mapping[str, Array], *, batch: int = 256) -> Array:
     """The class that a quantised file predicts for each sample, by the largest value of its first output."""
-    session = open_session(model, 1, optimise=False)
+    session = open_session(model, threads=1, optimise=False)
     outputs = (session.run(None, batch_inputs)[0] for batch_inputs in _equal_batches(inputs, batch))
     return np.concatenate([values.argmax(axis=-1) for values in outputs])
 

@@ -43,6 +43,7 @@ class _Worker(ChildProcess):
         death = ChildDied(self.wait())
         log = self._log.read_text(errors="replace").strip()
         advice = "if memory ran out, use fewer workers or a smaller cache"
+        # a negative code: ended by a signal, as the system does when memory runs out
         why = advice if death.code < 0 else log.rpartition("\n")[2][:200]
         return EvaluationError(f"a worker process was ended {death.how}; {why}".rstrip("; "), log[-_LOG_CHARACTERS:])
 
@@ -69,7 +70,7 @@ class Workers:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files: dict[int, tuple[Array, Path]] = {}
         """id(array) -> the array and its file, which all processes map."""
-        self._numbers = itertools.count()
+        self._file_numbers = itertools.count()
 
     @property
     def process_ids(self) -> list[int]:
@@ -108,7 +109,7 @@ class Workers:
         try:
             for number in range(self._count):
                 self._workers.append(_Worker(Path(self._folder.name) / f"worker{number}.log"))
-            weights = self._store(self._plan.weights)
+            weights = self._store(self._plan.weights)  # in files, so the plan is sent without them
             self._call_all(BatchWorker.open, self._plan.with_weights({}), weights, self._cache_bytes // self._count)
             for name, samples in self._samples.items():
                 self._call_all(BatchWorker.add, name, self._store(samples.inputs), samples.order)
@@ -121,7 +122,7 @@ class Workers:
         assert self._folder is not None
         for array in arrays.values():
             if id(array) not in self._files:  # kept together with the array, so that its id is not used again
-                path = Path(self._folder.name) / f"array{next(self._numbers)}.npy"
+                path = Path(self._folder.name) / f"array{next(self._file_numbers)}.npy"
                 np.save(path, array, allow_pickle=False)
                 self._files[id(array)] = array, path
         return {name: self._files[id(array)][1] for name, array in arrays.items()}
@@ -131,7 +132,7 @@ class Workers:
         used = {id(array) for samples in self._samples.values() for array in samples.inputs.values()}
         used |= {id(array) for array in self._plan.weights.values()}
         for key in self._files.keys() - used:
-            with suppress(PermissionError):  # still mapped, where that holds a file; it goes with the folder
+            with suppress(PermissionError):  # Windows keeps a file that is still mapped; it goes with the folder
                 self._files.pop(key)[1].unlink()
 
     def _call_all(self, method: Callable[..., None], *arguments: object) -> None:

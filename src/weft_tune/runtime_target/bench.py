@@ -24,9 +24,9 @@ from weft.runtime.tensors import Array
 from weft.runtime.timing import TURNS, Turns, measure_in_turns, run_all, time_in_turns
 from weft_tune.quantised.data import LabelledData
 from weft_tune.quantised.metrics import closeness
-from weft_tune.quantised.opened import Opened, choose_batch, run_on
+from weft_tune.quantised.opened import OpenedModel, choose_batch, run_on
 from weft_tune.quantised.scoring import CALIBRATION, make_scorer
-from weft_tune.runtime_target.prepared import PreparedModel, TensorRange, prepare_model, see_ranges
+from weft_tune.runtime_target.prepared import PreparedModel, TensorRange, measure_ranges, prepare_model
 from weft_tune.runtime_target.qdq import QdqOptions, WrittenVariant, eight_bit_places, write_halves, write_qdq
 
 HARM_SAMPLES = 32
@@ -54,14 +54,15 @@ class RuntimeBench:
     """Builds variants of a model, and measures their scores and times."""
 
     def __init__(
-        self, opened: Opened, wanted: Sequence[str], data: LabelledData | Mapping[str, Array], metric: str
+        self, opened: OpenedModel, wanted: Sequence[str], data: LabelledData | Mapping[str, Array], metric: str
     ) -> None:
+        """wanted: names of the layers that may change. data: samples, without labels if *metric* needs none."""
         inputs = data.inputs if isinstance(data, LabelledData) else data
         self.prepared = prepare_model(opened.path, wanted)
         self._simplified = replace(opened, model=self.prepared.model)
         self._batch = choose_batch(opened, inputs)
         self._run_inputs = feed(inputs, np.arange(1), opened.fixed_batch)
-        self.original = BuiltVariant(None, open_model(opened.path, 1), self._run_inputs)
+        self.original = BuiltVariant(None, open_model(opened.path, threads=1), self._run_inputs)
         self.scorer = make_scorer(opened, data, metric, self.original.session, self._batch)
         self._ranges = self._calibrate(opened, inputs)
         rows = np.arange(min(HARM_SAMPLES, count_rows(inputs), self._batch))
@@ -105,13 +106,13 @@ class RuntimeBench:
         written = [variant.written or _unchanged_variant(self.prepared) for variant in variants]
         return layer_times(written, self.layers, self._run_inputs)
 
-    def _calibrate(self, opened: Opened, inputs: Mapping[str, Array]) -> dict[str, TensorRange]:
+    def _calibrate(self, opened: OpenedModel, inputs: Mapping[str, Array]) -> dict[str, TensorRange]:
         """Measure the ranges of all tensors that are 8 bits wide in any variant."""
         graph, layers = self.prepared.model.graph, self.prepared.layers
         names = set().union(*(eight_bit_places(graph, layers, joined).ranged for joined in (True, False)))
         names |= {graph.node[layer.position].input[0] for layer in layers}
         rows = np.arange(min(CALIBRATION, count_rows(inputs)))
-        return see_ranges(self._simplified, sorted(names), feed(inputs, rows), self._batch)
+        return measure_ranges(self._simplified, sorted(names), feed(inputs, rows), self._batch)
 
     def _run_outputs(self, variant: BuiltVariant) -> Array:
         """The outputs of *variant* on the samples of ``harm``."""
@@ -125,10 +126,10 @@ class RuntimeBench:
         return BuiltVariant(written, session, self._run_inputs)
 
 
-def _session(opened: Opened, model: OnnxModel) -> Any:
+def _session(opened: OpenedModel, model: OnnxModel) -> Any:
     """Open a variant in ONNX Runtime; raises TuneError if that fails."""
     try:
-        return open_session(model.SerializeToString(), 1, optimise=True)
+        return open_session(model.SerializeToString(), threads=1, optimise=True)
     except Exception as error:  # the C++ side raises a dozen unrelated kinds, and protobuf its own above 2 GiB
         raise TuneError(f"{opened.path}: ONNX Runtime cannot load it in other formats: {first_line(error)}") from error
 
@@ -150,7 +151,10 @@ def layer_times(
     with TemporaryDirectory() as folder:
         sessions = [
             open_session(
-                _mark_layers(variant, numbers).SerializeToString(), 1, optimise=True, profile=Path(folder, f"{index}-")
+                _mark_layers(variant, numbers).SerializeToString(),
+                threads=1,
+                optimise=True,
+                profile=Path(folder, f"{index}-"),
             )
             for index, variant in enumerate(variants)
         ]

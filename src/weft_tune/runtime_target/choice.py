@@ -40,6 +40,7 @@ class TriedVariant(NamedTuple):
     """The record of a variant that was scored, or timed in turns with another variant."""
 
     what: str
+    """The options of the 8 bits in words, or ``int8`` or ``float16`` in the last race."""
     left_out: tuple[str, ...]
     """Layers that stayed in float32."""
     seconds: float | None
@@ -49,6 +50,7 @@ class TriedVariant(NamedTuple):
     score: float | None
     """None where it was too slow to be scored."""
     kept: bool
+    """Whether the search continued with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +130,7 @@ class _Search:
         original_times, half_times = self.bench.race([self.bench.original, halves])
         if half_times.faster_than(original_times):
             self.halves = halves
-        self._note(FLOAT16, (), half_times, original_times, None, kept=self.halves is not None)
+        self._note(FLOAT16, (), half_times, original_times, score=None, kept=self.halves is not None)
 
     def choose_options(self) -> None:
         """Choose the options that are fastest for the layers in 8 bits."""
@@ -136,7 +138,9 @@ class _Search:
         original_times, *times = self.bench.race([self.bench.original, *variants])
         best = min(range(len(OPTIONS)), key=lambda number: times[number].median_s)
         for number, variant_times in enumerate(times):
-            self._note(str(OPTIONS[number]), self.left_out, variant_times, original_times, None, kept=number == best)
+            self._note(
+                str(OPTIONS[number]), self.left_out, variant_times, original_times, score=None, kept=number == best
+            )
         self.options, self.current = OPTIONS[best], variants[best]
 
     def leave_out_slow_together(self) -> None:
@@ -156,7 +160,7 @@ class _Search:
         if self.score >= self.threshold:
             return
         ordered = self._most_harmful_first()
-        self.left_out |= dict.fromkeys(ordered[: self._fewest(ordered)], HARMFUL)
+        self.left_out |= dict.fromkeys(ordered[: self._fewest_to_leave_out(ordered)], HARMFUL)
         self.current = self._build(self.options, self.left_out)
         self.score = self.bench.score(self.current)
 
@@ -169,7 +173,7 @@ class _Search:
             harms[name] = self.bench.harm(name, self.options)
         return sorted(in_8_bits, key=lambda name: harms[name] / max(self._gain(name), LEAST_GAIN_S), reverse=True)
 
-    def _fewest(self, ordered: Sequence[str]) -> int:
+    def _fewest_to_leave_out(self, ordered: Sequence[str]) -> int:
         """Return the least number of layers at the start of *ordered* to leave out; by bisection.
 
         Leaving out more layers is assumed never to lower the score.
@@ -267,7 +271,10 @@ class _Search:
         return self.times_before.get(name, 0.0) - self.times_int8.get(name, 0.0)
 
     def _note_score(self, options: QdqOptions, left_out: Collection[str], score: float) -> None:
-        self.tried.append(TriedVariant(str(options), tuple(left_out), None, None, score, score >= self.threshold))
+        kept = score >= self.threshold
+        self.tried.append(
+            TriedVariant(str(options), tuple(left_out), seconds=None, against_s=None, score=score, kept=kept)
+        )
 
     def _note(
         self, what: str, left_out: Collection[str], times: Turns, against: Turns, score: float | None, *, kept: bool

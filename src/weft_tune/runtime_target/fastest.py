@@ -19,7 +19,7 @@ from weft.runtime.tensors import Array
 from weft.runtime.timing import Turns
 from weft_tune.options import TuneOptions
 from weft_tune.quantised.data import LabelledData, read_data, read_samples
-from weft_tune.quantised.opened import Opened, open_for_tuning, select
+from weft_tune.quantised.opened import OpenedModel, open_for_tuning, select
 from weft_tune.quantised.scoring import make_scorer, needs_no_labels
 from weft_tune.runtime_target.bench import BuiltVariant, RuntimeBench
 from weft_tune.runtime_target.choice import FLOAT32, FastestVariant, OnStage, TriedVariant, choose
@@ -153,7 +153,7 @@ def _find_fastest(options: TuneOptions, scratch: Path, on_stage: OnStage) -> Run
     wanted = [layer.name for layer in select(opened.layers, options.layers)]
     samples = _samples(options, opened)
     on_stage("calibrating", "")
-    bench = RuntimeBench(opened, wanted, samples, options.measure)
+    bench = RuntimeBench(opened, wanted, samples, options.metric_or_default)
     base, margin = bench.score(bench.original), 0.01 if options.margin is None else options.margin
     if base == 0:
         raise TuneError("the model scores 0 as it is; check the labels, the scale of the inputs and what is scored")
@@ -162,7 +162,7 @@ def _find_fastest(options: TuneOptions, scratch: Path, on_stage: OnStage) -> Run
     model = source if fastest.variant.written is None else fastest.variant.written.model
     result = RuntimeTuning(
         network=path.stem, target=str(options.target), processor=describe_processor(), rows=bench.rows,
-        metric=options.measure, margin=margin, base=base, threshold=base * (1 - margin), score=fastest.score,
+        metric=options.metric_or_default, margin=margin, base=base, threshold=base * (1 - margin), score=fastest.score,
         kind=fastest.kind, way=str(fastest.options or ""), before=fastest.before, after=fastest.after,
         layers=_layer_speeds(bench, fastest), tried=fastest.tried, bytes_before=source.ByteSize(),
         bytes_after=model.ByteSize(), seconds=time.perf_counter() - began_s,
@@ -182,7 +182,7 @@ def _refuse_smallest_options(options: TuneOptions) -> None:
             )
 
 
-def _open(path: Path, output: str | None) -> Opened:
+def _open(path: Path, output: str | None) -> OpenedModel:
     """Open a model, and refuse one with inputs that the scored output does not need: sessions would require them."""
     opened = open_for_tuning(path, output)
     graph = load(path).graph
@@ -196,9 +196,9 @@ def _open(path: Path, output: str | None) -> Opened:
     return opened
 
 
-def _samples(options: TuneOptions, opened: Opened) -> Samples:
+def _samples(options: TuneOptions, opened: OpenedModel) -> Samples:
     """The samples to score on; without labels if the metric needs none."""
-    if not needs_no_labels(options.measure):
+    if not needs_no_labels(options.metric_or_default):
         return labelled_samples(options, opened)
     if options.data is not None:
         return read_samples(options.data, opened.inputs, options.scale)
@@ -210,15 +210,18 @@ def _layer_speeds(bench: RuntimeBench, fastest: FastestVariant) -> tuple[LayerSp
     speeds = [
         LayerSpeed(
             name,
-            FLOAT32 if name in fastest.left_out else fastest.kind,
-            fastest.times_before.get(name),
-            fastest.times_int8.get(name),
-            fastest.times_after.get(name),
-            fastest.left_out.get(name, ""),
+            format=FLOAT32 if name in fastest.left_out else fastest.kind,
+            before_s=fastest.times_before.get(name),
+            int8_s=fastest.times_int8.get(name),
+            after_s=fastest.times_after.get(name),
+            why=fastest.left_out.get(name, ""),
         )
         for name in bench.layers
     ]
-    others = [LayerSpeed(name, FLOAT32, None, None, None, why) for name, why in bench.prepared.others.items()]
+    others = [
+        LayerSpeed(name, FLOAT32, before_s=None, int8_s=None, after_s=None, why=why)
+        for name, why in bench.prepared.others.items()
+    ]
     return (*speeds, *others)
 
 
@@ -229,9 +232,9 @@ def _with_test(
     if options.test is None:
         return result
     opened = bench.scorer.opened
-    read = read_samples if needs_no_labels(options.measure) else read_data
+    read = read_samples if needs_no_labels(options.metric_or_default) else read_data
     data: Samples = read(options.test, opened.inputs, options.scale)
-    scorer = make_scorer(opened, data, options.measure, bench.original.session, bench.scorer.batch)
+    scorer = make_scorer(opened, data, options.metric_or_default, bench.original.session, bench.scorer.batch)
     return replace(result, test_base=scorer.score(bench.original.session), test_score=scorer.score(variant.session))
 
 

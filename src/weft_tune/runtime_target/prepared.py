@@ -25,7 +25,7 @@ from weft.models.onnx_graph import Attributes, OnnxModel, OnnxNode, OnnxTensor, 
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
 from weft_tune.export.emitter import LEAST_OPSET, raise_opset
-from weft_tune.quantised.opened import Opened, tensors_by_batch
+from weft_tune.quantised.opened import OpenedModel, tensors_by_batch
 from weft_tune.weighted_layers import WeightedLayer, find_layers, load_flat
 
 Floats = npt.NDArray[np.float32]
@@ -152,8 +152,8 @@ class TensorRange(NamedTuple):
         return min(part * self.low, 0.0), max(part * self.high, 0.0)
 
 
-def see_ranges(
-    opened: Opened, names: Collection[str], inputs: Mapping[str, Array], batch: int
+def measure_ranges(
+    opened: OpenedModel, names: Collection[str], inputs: Mapping[str, Array], batch: int
 ) -> dict[str, TensorRange]:
     """Measure the ranges of the tensors called *names* on samples; *opened* has the prepared graph."""
     statistics = {name: _TensorStatistics() for name in names}

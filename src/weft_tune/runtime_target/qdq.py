@@ -62,9 +62,9 @@ def eight_bit_places(graph: OnnxGraph, layers: Collection[FastLayer], joined: bo
     steps_of: dict[str, str] = {}  # a tensor in 8 bits -> the tensor that gave it its steps
     for position, node in enumerate(graph.node):  # in the order of computation: operands come before their readers
         if position in chosen and node.op_type == "Conv":
-            produced[sole_readers.end(node.output[0])] = chosen[position].name
+            produced[sole_readers.after_clip(node.output[0])] = chosen[position].name
         elif joined and node.op_type in JOINED and node.output[0] not in produced and _reads_8_bits(node, steps_of):
-            produced[sole_readers.end(node.output[0])] = ""
+            produced[sole_readers.after_clip(node.output[0])] = ""
         elif node.op_type in SAME_VALUES and node.input[0] in steps_of:
             steps_of[node.output[0]] = steps_of[node.input[0]]
         steps_of |= {name: name for name in node.output if name in produced}
@@ -89,7 +89,7 @@ class _SoleReaders:
         count.update(output.name for output in graph.output)
         self._reader = {name: node for node in graph.node for name in node.input if count[name] == 1}
 
-    def end(self, name: str) -> str:
+    def after_clip(self, name: str) -> str:
         """The tensor to convert instead of *name*: the output of the Relu or Clip that alone reads it, else *name*."""
         reader = self._reader.get(name)
         return reader.output[0] if reader is not None and reader.op_type in CLIPS else name
@@ -140,6 +140,7 @@ def write_qdq(
     model = copied(prepared.model)
     writer = _QdqWriter(model, [layer for layer in prepared.layers if layer.name in chosen], ranges, options)
     writer.write()
+    # Layers that stay in float32 have no converters: only their own output is theirs.
     owners = writer.owners | {
         prepared.model.graph.node[layer.position].output[0]: layer.name
         for layer in prepared.layers
@@ -184,14 +185,14 @@ class _QdqWriter:
                 self._read[data] = nodes[-1].output[0]
             node.input[0] = self._read[data]
         scales = self._scales(layer, data)
-        shape = [-1 if axis == layer.axis else 1 for axis in range(layer.weight.ndim)]
+        shape = [-1 if axis == layer.axis else 1 for axis in range(layer.weight.ndim)]  # one scale per output channel
         codes = np.rint(layer.weight / scales.reshape(shape)).astype(np.int8)
         zeros = self._emitter.constant(np.zeros(len(scales)), np.int8)
         nodes.append(self._constant(layer, "weight", codes, scales, layer.axis, zeros))
         node.input[1] = nodes[-1].output[0]
         if layer.bias is not None:
             steps = scales * np.float32(self._steps(data).scale)
-            nodes.append(self._constant(layer, "bias", np.rint(layer.bias / steps).astype(np.int32), steps, 0))
+            nodes.append(self._constant(layer, "bias", np.rint(layer.bias / steps).astype(np.int32), steps, axis=0))
             node.input[2] = nodes[-1].output[0]
         return nodes
 
