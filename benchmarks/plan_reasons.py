@@ -213,7 +213,10 @@ CHECKS: tuple[tuple[str, Callable[..., bool]], ...] = (
     (NEXT + r"misses more deadlines at the asked load than (.+): (.+)\.", _misses_more),
     (NEXT + r"needs (\d+) MiB more memory than (.+)\.", _holds_more),
     (NEXT + r"takes longer for its deadlines than (.+): a p99 of (.+) ms\.", _waits),
-    (r"(.+): equal to it within the error of the simulated runs\. It is the simplest of these (\d+) .*", _equal),
+    (
+        r"(.+): equal to it within the error of the (?:simulated runs|measurements)\. It is the simplest of these (\d+) .*",
+        _equal,
+    ),
     (r"The same as (.+?): (.+)\.", _same),
     (r"Of (\d+) options (\d+) were simulated; (\d+) were not, as bounds show that they cannot win\.", _counted),
     (r"All (\d+) options were simulated\.", _all_simulated),

@@ -82,7 +82,7 @@ def _measure_device(
     def load_per_lane(host: Host) -> float:
         """Seconds of work per second and lane."""
         return (
-            sum((rate or 0.0) * host.model(stream.served_name).total_s(1) for stream, rate, _ in served.sent)
+            sum((rate or 0.0) * host.model(stream.served_name).total_s(1) for stream, rate, _ in served.sent_streams)
             / host.lanes
         )
 

@@ -102,7 +102,7 @@ def _in_eight_bits(
         return model, f"int8 cannot be had ({error})"
     if not result.file:
         return model, "nothing in 8 bits is faster here"
-    prepared = PreparedModelFile(of=model.path, done=result.description, alike=result.alike)
+    prepared = PreparedModelFile(model.path, change=result.description, same_answers=result.alike)
     remark = f"{result.description}; {result.speedup:.2f} times as fast alone"
     return replace(model, path=folder / result.file, preparation=prepared), remark
 

@@ -45,6 +45,16 @@ def test_an_option_must_be_better_with_every_set_of_requests_by_more_than_the_er
     assert decide(["load"], [good, scores(load=(0.52, 0.53, 0.53))], lambda place: -place).winner == 1
 
 
+def test_options_that_divide_the_cores_differently_must_differ_by_more():
+    one, other = scores(load=(1.0,)), scores(load=(0.93,))
+    assert decide(["load"], [one, other], lambda place: place).winner == 1
+    apart = other._replace(division=(2, 1))
+    assert decide(["load"], [one, apart], lambda place: place) == decide(["load"], [one, one], lambda place: place)
+    assert decide(["load"], [one, apart._replace(load=(0.9,))], lambda place: place).winner == 1
+    lighter = apart._replace(memory=(0.97,))
+    assert decide(["load", "memory"], [one, lighter], lambda place: place).winner == 1
+
+
 def test_who_loses_is_told_by_whom_it_was_beaten_where_the_winner_did_not():
     first, second, third = scores(load=(1.0,), memory=2.0), scores(load=(1.04,)), scores(load=(1.06,))
     decision = decide(["load", "memory"], [first, second, third], lambda place: place)

@@ -63,6 +63,11 @@ class Arrangement:
         return f"{settings.policy}{f' ({policy_details})' if policy_details else ''}, {details}"
 
     @property
+    def division(self) -> tuple[int, int]:
+        """How the cores are divided: the number of lanes, and of threads per lane."""
+        return self.settings.lanes, self.settings.threads
+
+    @property
     def simplicity(self) -> tuple[Any, ...]:
         """Sort key of equally good options, the simplest first (docs/plan.md has the order)."""
         settings = self.settings

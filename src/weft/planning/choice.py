@@ -21,7 +21,7 @@ from weft.planning.plan_request import PlanRequest
 from weft.planning.trials import OptionTrial, trial_of
 
 SIMPLE = 3
-"""Limit of simpler candidates (within one load step of the best) in the final comparison, as each costs a run there."""
+"""Limit of simpler candidates (little below the best, ``_equal_steps``) in the final comparison, as each costs a run there."""
 
 Verdict = Literal[-1, 0, 1]
 """Result of comparing a challenger with the best so far: -1 better, 0 equal, 1 worse."""
@@ -67,8 +67,8 @@ class LoadCarried:
     """Prefer the option that keeps the deadlines at a larger multiple of the asked load."""
 
     def why_worse(self, trial: OptionTrial, best: OptionTrial) -> str:
-        # An option one load step below the best counts as equal: the final comparison takes the simpler of the two.
-        if trial.highest >= best.level() - 1:
+        # An option little below the best counts as equal: the final comparison takes the simpler of the two.
+        if trial.highest >= best.level() - _equal_steps(trial, best):
             return ""
         return f"cannot carry more than {trial.bound.factor:.2f} times the load"
 
@@ -128,7 +128,7 @@ class Chosen:
 
     best: OptionTrial
     others: tuple[OptionTrial, ...]
-    """Simulated options that did not win: simpler options within a load step of the best, then the others by rank."""
+    """Simulated options that did not win: simpler options that carry little less, then the others by rank."""
     left_out: tuple[LeftOut, ...]
 
 
@@ -169,7 +169,7 @@ def choose(
 
 
 def _simpler(request: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTrial]) -> Iterator[OptionTrial]:
-    """Yield the options of *beaten* that are simpler than the best and within a load step of it, the simplest first.
+    """Yield the options of *beaten* that are simpler than the best and carry little less (``_equal_steps``), the simplest first.
 
     Finding each may take a simulation, so the caller should take no more than it needs.
     """
@@ -179,8 +179,13 @@ def _simpler(request: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTri
         if trial.arrangement.simplicity > best.arrangement.simplicity:
             return
         fits = request.objective != "memory" or MemoryHeld().compare(trial, best) <= 0
-        if fits and trial.sustained(best.level() - 1):
+        if fits and trial.sustained(best.level() - _equal_steps(trial, best)):
             yield trial
+
+
+def _equal_steps(trial: OptionTrial, best: OptionTrial) -> int:
+    """Return by how many load steps two options may differ and count as equal: two are ``DIVISION_ERROR``."""
+    return 1 if trial.arrangement.division == best.arrangement.division else 2
 
 
 def _rejection_text(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> str:

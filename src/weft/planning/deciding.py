@@ -1,8 +1,9 @@
 """The choice between finalists: a comparison criterion by criterion; of equal finalists, the simplest wins.
 
 All finalists are simulated with the same sets of requests. A finalist is better than another only if it is better by
-more than ``ERROR`` with every set with which both were simulated. Without this margin, every plan of a workload would
-have another winner, since measured times of a machine differ by a few percent between measurements, and so do runs with
+more than ``ERROR`` with every set with which both were simulated; and by more than ``DIVISION_ERROR`` if they divide
+the cores differently, since the times of divisions were measured one after another. Without these margins, every plan
+of a workload would have another winner: measured times of a machine differ between measurements, and so do runs with
 different requests.
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+from weft.planning.divisions import MARGIN
 
 Criterion = Literal["missed", "load", "memory", "wait"]
 
@@ -25,6 +28,9 @@ ORDERS: dict[str, tuple[Criterion, ...]] = {
 ERROR: Mapping[Criterion, float] = {"missed": 0.05, "load": 0.05, "wait": 0.05, "memory": 0.02}
 """Criterion -> relative difference up to which results count as equal: a step of the load (``trials.STEP``), and for
 memory its variation between measurements."""
+
+DIVISION_ERROR = MARGIN
+"""The same between divisions of the cores, for criteria that depend on times."""
 
 
 def criteria(objective: str, has_rates: bool) -> tuple[Criterion, ...]:
@@ -45,10 +51,13 @@ class Scores(NamedTuple):
     memory: tuple[float, ...]
     wait: tuple[float, ...]
     """The largest ratio of p99 to deadline over the streams."""
+    division: tuple[int, int] = (1, 1)
+    """Numbers of lanes and of threads per lane."""
 
     def better(self, criterion: Criterion, than: Scores) -> bool:
         """Whether this option is better by more than the error, with every set of requests that both have."""
-        margin = 1 + ERROR[criterion]
+        same_times = criterion == "memory" or self.division == than.division
+        margin = 1 + (ERROR[criterion] if same_times else DIVISION_ERROR)
         pairs = zip(getattr(self, criterion), getattr(than, criterion), strict=False)
         return all(value < other and value * margin < other for value, other in pairs)
 

@@ -88,6 +88,7 @@ class Finalist:
             load=tuple(1 / factor if factor else inf for factor in self.factors),
             memory=(float(self.trial.memory_bytes),),
             wait=tuple(longest_wait(report) for report in self.reports),
+            division=self.trial.arrangement.division,
         )
 
 

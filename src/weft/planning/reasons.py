@@ -130,8 +130,9 @@ def decided(ranking: Ranking) -> Iterator[str]:
     equals = ranking.finalists[1 : 1 + ranking.equal]
     if equals:
         labels = "; ".join(map(_label, equals))
+        same_times = all(equal.scores.division == ranking.winner.scores.division for equal in equals)
         yield (
-            f"{labels}: equal to it within the error of the simulated runs. "
+            f"{labels}: equal to it within the error of the {'simulated runs' if same_times else 'measurements'}. "
             f"It is the simplest of these {1 + len(equals)} (docs/plan.md has the order)."
         )
     if ranking.losses:
