@@ -127,8 +127,8 @@ class ClientFeed:
 
     def _count_execution(self, work: BatchWork) -> None:
         """Count a batch in the statistics of its models, with the rows it began with."""
-        work.stream.seen += 1
-        for model, rows in work.began.items():
+        work.stream.computed_batches += 1
+        for model, rows in work.rows_at_start.items():
             model.statistics.executed(rows, work.compute_ns)
 
     def dropped(self, ticket: Ticket, now: int) -> None:

@@ -286,7 +286,7 @@ class Dispatcher:
         elif self.feed.outbox:  # an inline segment would delay the answers
             self.feed.post()
         if self.lanes.ahead:  # keep stream and body until the segment has ended, which may be after its batch has
-            work.stream.on_lanes += 1
+            work.stream.segments_on_lanes += 1
             work.model.leases += 1
         return work, inline
 
@@ -307,7 +307,7 @@ class Dispatcher:
         try:
             self.observer.ended(lane, completion)
         finally:
-            stream.on_lanes -= 1
+            stream.segments_on_lanes -= 1
             self.feed.release(stream.model)
 
 

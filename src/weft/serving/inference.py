@@ -328,7 +328,7 @@ class InferenceService:
         """
         call = InferCall(self, slot.entry.name, done, deadline, caller, age, parent, rank)
         call.slot = slot
-        if slot.gone:
+        if slot.file_removed:
             call.refuse(NotFound(f"model {slot.entry.name} is gone: its file was removed"))
         elif slot.served:
             call.begin(slot, decode)

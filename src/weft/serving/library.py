@@ -116,7 +116,7 @@ class Library:
         slot.waiters += 1
         try:
             while slot.served is None:
-                if slot.shut:
+                if slot.client_unloaded:
                     raise NotFound(f"model {slot.entry.name} was unloaded; load it first")
                 if slot.failed_on and slot.failed_on == signature(slot.entry.path):
                     raise LoadFailed(f"{slot.entry.name} cannot be loaded: {slot.message}")
@@ -139,7 +139,7 @@ class Library:
         settings: as for ``load``. LoadFailed if the model cannot be loaded.
         """
         name = slot.entry.name
-        slot.shut, slot.failed_on = False, None
+        slot.client_unloaded, slot.failed_on = False, None
         self.refresh(slot)
         running = {member.loading for member in self._loaded_together(slot) if member.loading}
         if running:  # began before the scan, so they may load the old files
@@ -178,7 +178,7 @@ class Library:
         self._by_request.clear()
         for key in self._slots.keys() - present:
             slot = self._slots.pop(key)
-            slot.gone = True
+            slot.file_removed = True
             self._take_from_service([slot], "its file is gone")
 
     def fits(self, slot: ModelSlot) -> bool:
@@ -194,7 +194,7 @@ class Library:
         """Return why a model cannot be used, now or on demand; empty if it can."""
         if slot.served or slot.state == "loading":
             return ""
-        if slot.shut or slot.state == "failed":
+        if slot.client_unloaded or slot.state == "failed":
             return slot.message
         if self.budget_bytes is not None and slot.guess_bytes() > self.budget_bytes:
             return f"larger than the memory budget of {self.budget_bytes >> 20} MiB"
@@ -205,18 +205,15 @@ class Library:
         self.repository.entry(name)
         for version in self.repository.versions(name):
             slot = self.find(name, version)
-            slot.shut = True
+            slot.client_unloaded = True
             self._take_from_service([slot], "unloaded by request")
 
     def _loaded_together(self, slot: ModelSlot) -> list[ModelSlot]:
         """Return the models that are loaded together, *slot* first: those of its file that are not unloaded."""
         if not slot.entry.body:
             return [slot]
-        path = slot.entry.path
-        return [
-            slot,
-            *(other for other in self.slots() if other is not slot and other.entry.path == path and not other.shut),
-        ]
+        same_file = [other for other in self.slots() if other is not slot and other.entry.path == slot.entry.path]
+        return [slot, *(other for other in same_file if not other.client_unloaded)]
 
     def _start_loading(self, slot: ModelSlot) -> asyncio.Task[None]:
         """Start a task that loads a model, and those with the same body; return the running one if there is one."""
@@ -342,7 +339,7 @@ class Library:
                 slot.fail(str(error))
         for unused in {*previous_bodies, body} - self._loaded_bodies().keys():
             self._retire(unused)
-        if all(slot.shut for slot in slots):
+        if all(slot.client_unloaded for slot in slots):
             raise Overloaded(f"{entry.name} was unloaded while it was loading", reason="unloaded")
         summary = "; ".join([f"{len(body.loaded.segments)} segments", *body.loaded.remarks])
         log.info("%s %s is loaded: %s", body.name, entry.version, summary)
