@@ -120,7 +120,7 @@ class ServerConnection(Receiver):
         self._keep_alive = True
         self._declined: HttpResponse | None = None  # the gate's refusal, to be sent after a short body
         # limits: on the body, and on a body that does not count towards the byte budget
-        self._body_bytes, self._uncounted_bytes = self._limits.body_bytes, self._server.easy_bytes
+        self._body_bytes, self._uncounted_bytes = self._limits.body_bytes, self._server.uncounted_bytes
         self._body_progress: TransferProgress | None = None
 
     # Callbacks of the transport
@@ -622,7 +622,7 @@ class ServerConnection(Receiver):
     def _release(self) -> None:
         """Release the bytes and the passage of a request that has ended."""
         if self._held_bytes:
-            self._server.budget.give(self._held_bytes)
+            self._server.budget.release(self._held_bytes)
             self._held_bytes = 0
         if self._passage is not None:
             passage, self._passage = self._passage, None
@@ -630,7 +630,7 @@ class ServerConnection(Receiver):
 
     def _release_unread(self) -> None:
         """Return the bytes of unread answers to the budget: they were sent, or the connection has ended."""
-        self._server.budget.give(self._unread_bytes)
+        self._server.budget.release(self._unread_bytes)
         self._unread_bytes = 0
 
     def abort(self) -> None:
@@ -722,7 +722,7 @@ class ConnectionTable:
         self.handler, self.gate, self.vital = handler, gate, vital
         self.limits = limits
         self.budget = budget or ByteBudget(limits.connections * limits.body_bytes)
-        self.easy_bytes = min(UNCOUNTED_BYTES, limits.body_bytes)
+        self.uncounted_bytes = min(UNCOUNTED_BYTES, limits.body_bytes)
         """Bodies up to this do not count towards the byte budget."""
         self.slots, self.reserve = ConnectionSlots(limits.connections), ConnectionSlots(limits.reserve)
         self.all_taken = f"all {limits.connections} connections are taken; try again later"

@@ -113,6 +113,6 @@ class ByteBudget:
         self.held_bytes += count
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
-    def give(self, count: int) -> None:
+    def release(self, count: int) -> None:
         """Release *count* bytes."""
         self.held_bytes -= count

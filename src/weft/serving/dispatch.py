@@ -3,8 +3,9 @@
 Everything here runs on the event loop's thread, so there are no locks; only lanes are threads. The ``Dispatcher`` takes
 a step of the engine whenever a request arrives, a segment ends or a timer fires. ``client_feed`` answers requests,
 ``segment_observer`` learns from segments, ``ComputeLimits`` enforces the timeouts of computation: requests beyond
-``max_compute_s``, and lanes whose segment overruns its expected time. The engine, the source of work and the policies
-are those of the simulator (``engine``).
+``max_compute_s``, and lanes whose segment overruns its expected time. Lanes of a GPU run ahead: they get further
+segments before the running one has ended. The engine, the source of work (the queues) and the policies are those of the
+simulator (``engine``).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from weft.serving.tickets import BatchWork, ClientTicket, MixedWork
 log = logging.getLogger("weft.engine")
 
 QUEUE_FULL = "exceeds its maximum queue size"
+"""Part of an error message, by which ``planning`` recognizes this error."""
 TURN_NS = 2_000_000
 """How long a turn of the engine may hold the event loop; longer would delay the network, shorter costs throughput."""
 
@@ -93,8 +95,8 @@ class Dispatcher:
         """Requests that are not answered, including those whose answers are sent in the next turn."""
         return len(self.feed.unanswered) + len(self.feed.outbox)
 
-    def ahead(self) -> int:
-        """Return the ticks until a lane is free for a new request that is on time."""
+    def wait_ns(self) -> int:
+        """Return the expected time until a lane is free for a new request that is on time."""
         return self._source.admission.free_in(NO_DEADLINE, self.lanes.now())
 
     def lane_name(self, lane: int) -> str:
@@ -342,14 +344,14 @@ class ComputeLimits:
         lanes: LaneExecutor,
         source: Requests,
         withdraw: Callable[[ClientTicket, RequestError], None],
-        freed: Callable[[], None],
+        on_lane_freed: Callable[[], None],
     ) -> None:
         """source: the queues. withdraw: answers a request with an error.
 
-        freed: called after a lane whose segment took much longer than expected was replaced by a new lane.
+        on_lane_freed: called after a lane whose segment took much longer than expected was replaced by a new lane.
         """
         self._loop, self._lanes, self._source = loop, lanes, source
-        self._withdraw, self._on_lane_freed = withdraw, freed
+        self._withdraw, self._on_lane_freed = withdraw, on_lane_freed
         self._timer: asyncio.TimerHandle | None = None
         self._next_check = NO_DEADLINE
 
@@ -402,7 +404,8 @@ class ComputeLimits:
         Requests beyond their limit get an error. A segment whose end was reported to the engine already is stopped if
         it exceeds the limit and no request of its batch needs it.
         """
-        (stream, query), began = task.batch, now if task.began is None else task.began
+        stream, query = task.batch  # query: number of the batch within its stream
+        began = now if task.began is None else task.began  # None: the lane, which runs ahead, has not begun it
         batch = self._source.queues[stream].by_query.get(query)
         work, limit_at = batch.work if batch else None, NO_DEADLINE
         if isinstance(work, BatchWork):

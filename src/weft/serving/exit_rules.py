@@ -51,8 +51,9 @@ class ExitRules:
         at_end: all requests run to the end, and each row's exit is chosen there, as for the models of a body.
         """
         self.names = tuple(spec.output for spec in exits.specs)
-        self.steered, self.record = Steered(steering), record
+        self.steered, self.record = Steered(steering), record  # steered: lowers the threshold under load
         count = len(self.names)
+        # the share of rows that leaves at each exit: first those of the record, then learned
         self.shares = ExitShares(record.rates(steering.top) if record else [1 / count] * count)
         self._confidence_kind = exits.confidence
         self._by_segment = {spec.segment: number for number, spec in enumerate(exits.specs, start=1)}

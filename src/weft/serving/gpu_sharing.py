@@ -17,13 +17,16 @@ from weft.engine.policies import policy_called
 from weft.runtime.device_kinds import device_kind
 
 UNMEASURED = GpuLikeness(speeds={4096: 1.0}, kernel_us=10.0, memory=0.5)
-"""Assumption for a model that was not measured on shares: it fills the GPU, and uses half of the memory bandwidth."""
+"""Assumption for a model that was not measured on shares: it fills the GPU, and uses half of the memory bandwidth.
+
+4096 multiprocessors: more than any GPU has, so no speed on a share is known."""
 UNCUT = GpuCuts(sms=1)
 """Placeholder until the device's worker reports how the GPU can be divided."""
 ALONE, BESIDE = 0.05, 0.9
 """Overlaps, as a part of a segment's time: below the first it ran alone, above the second beside another segment."""
 UPDATE_TICKS = 10_000_000
-"""Learned speeds reach the policy every 10 ms per pair of bodies: it must enumerate all assignments again each time."""
+"""Learned speeds reach the policy every 10 ms per pair of bodies: it must enumerate all assignments of models to lanes
+again each time."""
 KEPT = 64
 """Ended segments that are kept to compute overlaps with segments that end later."""
 
@@ -85,14 +88,14 @@ class GpuSharing:
         """Return an unused number for another body."""
         return next(self._numbers)
 
-    def put(self, first: int, likes: Sequence[GpuLikeness], body: int) -> None:
-        """Register the programs of a body, numbered from *first*; *likes*: the sensitivity of each to shares."""
+    def put(self, first: int, sensitivities: Sequence[GpuLikeness], body: int) -> None:
+        """Register the programs of a body, numbered from *first*; *sensitivities*: of each, to shares."""
         self._living.add(body)
         self._predicted.clear()
-        end = first + len(likes)
-        self._kinds[first:end] = likes
-        self._bodies[first:end] = [body] * len(likes)
-        self._tags[first:end] = [0] * len(likes)
+        end = first + len(sensitivities)
+        self._kinds[first:end] = sensitivities
+        self._bodies[first:end] = [body] * len(sensitivities)
+        self._tags[first:end] = [0] * len(sensitivities)
         self._tag(body)
 
     def _tag(self, body: int) -> None:
@@ -157,7 +160,7 @@ class GpuSharing:
                 self._learn(run, neighbour, expected / ticks)
         self._publish(run.end)
         kinds = [run.kind, *[kind for kind, _ in main_neighbours]]
-        lanes = [run.lane, *[lane for _, lane in main_neighbours]]
+        lanes = [run.lane, *[lane for _, lane in main_neighbours]]  # [0] below: the speed of this segment
         return ObservedContention(alone=False, speed=self.shares.speeds(kinds, lanes)[0])
 
     def _overlaps(self, run: LaneRun, running: Iterable[LaneRun]) -> tuple[dict[tuple[int, int], int], bool]:
@@ -181,11 +184,11 @@ class GpuSharing:
         if self.shares.seen.learn(pair, speed / self._predict_speed(run, *neighbour)):
             self._changed.add(pair.body)
 
-    def _predict_speed(self, run: LaneRun, other: int, others_lane: int) -> float:
-        """Return the predicted speed of a segment next to one of another kind, before any observation."""
-        key = run.kind, run.lane, other, others_lane
+    def _predict_speed(self, run: LaneRun, other_kind: int, other_lane: int) -> float:
+        """Return the speed of a segment next to one of *other_kind* on *other_lane*, predicted without observations."""
+        key = run.kind, run.lane, other_kind, other_lane
         if key not in self._predicted:
-            self._predicted[key] = self.shares.predicted([run.kind, other], [run.lane, others_lane])[0]
+            self._predicted[key] = self.shares.predicted([run.kind, other_kind], [run.lane, other_lane])[0]
         return self._predicted[key]
 
 

@@ -155,7 +155,7 @@ class RequestRegions:
         """Release the regions and the held bytes, after the answer or when the client has disconnected."""
         self._inputs, self._outputs = {}, {}
         held_bytes, self._held_bytes = self._held_bytes, 0
-        self._copier.budget.give(held_bytes)
+        self._copier.budget.release(held_bytes)
 
     def _check_size_limit(self, count: int) -> None:
         """Raise TooLarge if the inputs in regions have too many bytes together."""

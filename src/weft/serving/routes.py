@@ -73,7 +73,7 @@ class _Admitted:
     def end(self) -> None:
         """Release what the request holds, after its answer."""
         if self._unpacked_bytes:
-            self._budget.give(self._unpacked_bytes)
+            self._budget.release(self._unpacked_bytes)
         if self._in_quota and self.caller is not None:
             self.caller.in_flight -= 1
 

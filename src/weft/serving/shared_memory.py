@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from weft.base.errors import BadRequest, Forbidden, Overloaded, RequestError
 from weft.runtime.client_memory import HANDLE_BYTES, Lender, LendingTerms, read_fully
-from weft.serving.regions import OFF, REGION_NUMBERS, Regions, whole
+from weft.serving.regions import OFF, REGION_NUMBERS, Regions, checked_bytes
 
 FOLDER = "/dev/shm"
 """The folder of the system's shared memory objects."""
@@ -104,7 +104,8 @@ class SystemMemory(Regions[SystemRegion]):
 
     def open_region(self, name: str, parameters: Mapping[str, object], byte_size: int) -> SystemRegion:
         """Open a part of a shared memory object, given by ``key`` and ``offset``; RequestError if that fails."""
-        key, offset = parameters.get("key"), whole(parameters.get("offset", 0), f"region {name!r}: offset")
+        key = parameters.get("key")
+        offset = checked_bytes(parameters.get("offset", 0), f"region {name!r}: offset")
         if not isinstance(key, str):
             raise BadRequest(f"region {name!r}: key must be the name of a shared memory object, not {key!r:.64}")
         return SystemRegion(name, key, offset, byte_size)
@@ -218,7 +219,7 @@ class CudaMemory(Regions[CudaRegion]):
 
     def open_region(self, name: str, parameters: Mapping[str, object], byte_size: int) -> CudaRegion:
         """Create a region of GPU memory from ``device_id`` and ``raw_handle``; BadRequest for a GPU without models."""
-        device = whole(parameters.get("device_id", 0), f"region {name!r}: device_id")
+        device = checked_bytes(parameters.get("device_id", 0), f"region {name!r}: device_id")
         if device not in self._devices:
             devices = ", ".join(map(str, self._devices))
             raise BadRequest(f"region {name!r} lies on GPU {device}, and models run on GPU {devices}")
