@@ -361,7 +361,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Report the open request as answered, if its answer ends with the connection, else as broken."""
         taker, self.taker = self.taker, None
-        self._pool.gone(self)
+        self._pool.forget(self)
         if taker is None:
             return
         answer = self._parser.end() if error is None and self._fault is None else None
@@ -431,7 +431,7 @@ class Pool:
         else:
             self._idle.append(connection)
 
-    def gone(self, connection: Connection) -> None:
+    def forget(self, connection: Connection) -> None:
         """Forget a closed connection."""
         self._live.discard(connection)
         if connection in self._idle:
@@ -445,7 +445,7 @@ class Pool:
             connection.taker = None
             connection.transport.abort()
 
-    def lose(self) -> None:
+    def abort_all(self) -> None:
         """Abort all connections, because the server has ended; their requests are reported as broken."""
         for connection in list(self._live):
             connection.transport.abort()

@@ -339,9 +339,11 @@ class ServerConnection(Receiver):
         """Reserve bytes of the budget for a chunked body that grows to *size* bytes, or refuse it."""
         if size > self._body_bytes:
             return self._too_large("body is longer than")
-        missing_bytes = size - UNCOUNTED_BYTES - self._held_bytes
-        most_bytes = self._body_bytes - self._held_bytes
-        return self._take_budget(min(max(missing_bytes, _GROWTH_BYTES), most_bytes)) if missing_bytes > 0 else None
+        missing_bytes = size - UNCOUNTED_BYTES - self._held_bytes  # the first bytes of a body do not count
+        if missing_bytes <= 0:
+            return None
+        most_bytes = self._body_bytes - self._held_bytes  # never more than the longest body that is accepted
+        return self._take_budget(min(max(missing_bytes, _GROWTH_BYTES), most_bytes))
 
     def _take_budget(self, count: int) -> HttpResponse | None:
         """Take *count* bytes of the byte budget for the body, or refuse it."""

@@ -59,7 +59,7 @@ class ConnectionSlots:
         self.limit = limit
         self.taken: set[Any] = set()
         self.idle: dict[Any, None] = {}
-        """Connections without a complete request head, the one idle longest first."""
+        """Connections without a complete request head, as an ordered set: the one idle longest first."""
 
     def take(self, holder: SlotHolder) -> bool:
         """Give a connection a slot, if necessary that of an idle connection; False if there is neither."""

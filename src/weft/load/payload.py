@@ -245,7 +245,8 @@ def _draw_values(stream: Stream, spec: TensorSpec, shape: tuple[int, ...], rng: 
     Random integers are 0 or 1, which are valid even as indices into a table.
     """
     dtype = DATATYPES[spec.datatype]
-    if float(np.prod(shape, dtype=float)) * max(dtype.itemsize, 8) > MAX_TENSOR_BYTES:
+    element_bytes = max(dtype.itemsize, 8)  # numpy draws integers of 8 bytes
+    if float(np.prod(shape, dtype=float)) * element_bytes > MAX_TENSOR_BYTES:
         raise WorkloadError(f"{stream.model}: its input {spec.name!r} of shape {written(shape)} is too large to send")
     if dtype == np.object_:
         return np.full(shape, WORD, np.object_)

@@ -45,7 +45,7 @@ PORTS: Mapping[str, Any] = {"http_port": 0, "grpc_port": None}
 PLAN_FILE, SETTINGS_FILE = "plan.json", "weft.toml"
 """Files in the folder of a plan, next to the models."""
 
-LEFT_S = 10.0
+JOIN_TIMEOUT_S = 10.0
 """Timeout for joining background threads after the server has ended; a thread that hangs longer is abandoned."""
 
 
@@ -502,6 +502,6 @@ def _not_running() -> Overloaded:
 
 def _join_background_threads(loop: asyncio.AbstractEventLoop) -> None:
     """Wait for the threads that load or learn models for this loop; they end soon, as their result is not needed."""
-    end_s = time.monotonic() + LEFT_S
+    end_s = time.monotonic() + JOIN_TIMEOUT_S
     for thread in background_threads(loop):
         thread.join(max(0.0, end_s - time.monotonic()))

@@ -59,7 +59,8 @@ class Learner:
         """open_learned: opens and learns a model within a time in seconds, on any thread.
 
         fits: tells whether a number of bytes fits the memory budget. install: serves a body for the models of slots.
-        learn_s: time limit of a model. gently: learn at low priority.
+        learn_s: time limit of a model. gently: learn at low priority; not if models have threads of their own, which
+        would inherit that priority and keep it.
         """
         self._open_learned, self._fits, self._install = open_learned, fits, install
         self._learn_s, self.gently = learn_s, gently

@@ -273,7 +273,7 @@ class Library:
         """
         cramped = self.budget_bytes is not None and 2 * file_bytes(entry.path) > self.budget_bytes
         learn = self._learn_s > 0 and (self.learn_first or cramped)
-        return self._open_body(entry, self._learn_s or None, learn=learn)
+        return self._open_body(entry, self._learn_s or None, learn=learn)  # learn_s = 0: not learned, so no limit
 
     def _learn(self, entry: ModelEntry, learn_s: float) -> ServedModel:
         """Open and learn a model that is served whole meanwhile; on any thread, for ``learner``."""
@@ -434,6 +434,7 @@ def _make_exit_rules(entry: ModelEntry, loaded: LoadedModel, steering: Steering)
     if loaded.exits:
         name, count = config.exit_record, len(loaded.exits.specs)
         return ExitRules(loaded.exits, steering, read_exit_record(entry.path, name, count) if name else None)
+    # requests for stitched models run to the end, where each row's exit is chosen: only exit_threshold applies
     tasks_have_exits = loaded.tasks is not None and any(task.exits for task in loaded.tasks.specs)
     for key in ("exit_floor", "exit_record") if tasks_have_exits else ("exit_threshold", "exit_floor", "exit_record"):
         if key in config.model_fields_set and tasks_have_exits:

@@ -94,7 +94,7 @@ class Link:
         """End the probes, and close all connections, broken requests included."""
         self._probes.cancel()
         await asyncio.gather(self._probes, return_exceptions=True)
-        self.pool.lose()
+        self.pool.abort_all()
         await self._control.close()
         await self.pool.close()
 
@@ -119,11 +119,11 @@ class Link:
         except TimeoutError:
             if time.monotonic_ns() - max(self.heard_ns, self._probed_ns) > SILENT_NS:
                 self._set_up(up=False)
-                self.pool.lose()
+                self.pool.abort_all()
             return
         except OSError:
             self._set_up(up=False)
-            self.pool.lose()
+            self.pool.abort_all()
             return
         if up:
             is_longer = self.way_ns and round_trip_ns > self.way_ns
@@ -150,7 +150,7 @@ class Link:
             async with asyncio.timeout(PATIENCE_S):
                 return await call(self._control, request_bytes(self.target, "GET", path, key=self.key))
         except OSError:
-            self._control.lose()
+            self._control.abort_all()
             raise
 
 
@@ -227,7 +227,7 @@ class Forward:
         """due: deadline of an inference; None for other requests. rank: priority that the client's API key gives."""
         self._gate, self._exchange, self._model, self._due = gate, exchange, model, due
         self._age, self._rank = age_of(exchange.headers) or 0, rank
-        self._hop = gate.telemetry.passes(model, exchange.headers.get(PARENT, ""))
+        self._hop = gate.telemetry.begin_hop(model, exchange.headers.get(PARENT, ""))
         self._link: Link | None = None
         self._replica: Replica | None = None
         self._timer: asyncio.TimerHandle | None = None
