@@ -273,7 +273,7 @@ def parse_url(url: str, context: ssl.SSLContext | None = None) -> ServerAddress:
     try:
         parts = urlsplit(url)
         port = parts.port
-        (parts.hostname or "").encode("idna")
+        (parts.hostname or "").encode("idna")  # raises for a host name that cannot be resolved
     except ValueError as error:
         raise InputError(f"--url {url!r}: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:

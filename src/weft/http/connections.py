@@ -571,6 +571,7 @@ class ServerConnection(Receiver):
         """Refuse bytes that are no complete request, and end the connection."""
         self._release()
         target = self._target if self._target.path else RequestTarget(self._url.decode("latin-1"), "", "")
+        # None: it is not open, because its answer is written here
         exchange = HttpExchange(None, self._method, target, self._headers, b"", self._peer)
         sent_bytes = self._write(self._method, response, keep=False)
         self._server.record(exchange, response, sent_bytes)

@@ -318,7 +318,7 @@ def host_name(host: str) -> str:
     """Return the host name in *host*, a header ``Host`` or a setting, without the port."""
     if host.startswith("["):
         return _normalise_name(host.partition("]")[0])
-    name, colon, port = host.rpartition(":")
+    name, colon, port = host.rpartition(":")  # a colon in the name: an IPv6 address without brackets and port
     return _normalise_name(name if colon and port.isdigit() and ":" not in name else host)
 
 

@@ -124,16 +124,20 @@ def make_task_exits(task: TaskSpec, config: ModelConfig) -> ExitRules | None:
     """Return the exit rules of a task, which is one of the models of a body; None if it has no exits."""
     if not task.exits:
         return None
+    # the segment has no meaning: exits are chosen at the end
     exits = tuple(ExitSpec(output=name, segment=0) for name in task.exits)
     return ExitRules(ModelExits(exits, config.exit_confidence), Steering(config.exit_threshold), at_end=True)
 
 
 def requestable_outputs(outputs: tuple[TensorSpec, ...], end: str | None) -> tuple[TensorSpec, ...]:
-    """Return the outputs that clients may request; *end* is the last of the model's exits, None without exits."""
+    """Return the outputs that clients may request; *end* is the last of the model's exits, None without exits.
+
+    With exits: the last one, which holds the answer of each row, and the exit and the confidence of each row.
+    """
     if end is None:
         return outputs
-    answers = tuple(spec for spec in outputs if spec.name == end)
-    return (*answers, TensorSpec(EXIT, "INT64", (-1,)), TensorSpec(CONFIDENCE, "FP32", (-1,)))
+    last = tuple(spec for spec in outputs if spec.name == end)
+    return (*last, TensorSpec(EXIT, "INT64", (-1,)), TensorSpec(CONFIDENCE, "FP32", (-1,)))
 
 
 def read_exit_record(model: Path, name: str, exits: int) -> ExitRecord:

@@ -73,7 +73,7 @@ class GpuSharing:
         self._tags: list[int] = []
         self._living: set[int] = set()
         """Loaded bodies."""
-        self._numbers = count()
+        self._numbers = count()  # unused numbers, for bodies and for tags
         self.shares = self.cuts.shares(self._kinds, self._bodies, self._tags)
         self._ended: deque[LaneRun] = deque(maxlen=KEPT)
         """The last segments, in the order of their ends."""

@@ -117,7 +117,7 @@ def parse_small(kind: Any, data: bytes, limit_bytes: int = SMALL_BYTES) -> Any:
         raise TooLarge(f"message has {len(data)} bytes, more than the limit of {limit_bytes} bytes")
     if len(data) > QUICK_BYTES:
         for _ in _limit_fields(_scan_fields(data, 0, len(data)), kind.DESCRIPTOR, 0):
-            continue
+            continue  # the iteration only enforces the limit
     return parse(kind, data)
 
 

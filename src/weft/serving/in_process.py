@@ -275,6 +275,7 @@ class _ServerThread(threading.Thread):
         self.started: Future[None] = _uncancellable_future()
         """Done when the server is ready, with an exception if it cannot be."""
         self.ended: Future[None] = _uncancellable_future()
+        """Done when the server has ended, with an exception if it failed."""
         self._calls: set[Future[Any]] = set()  # calls of ``start_call`` that are not complete
         # protects _closed and additions to _calls: no request may be added after _fail_remaining took the list
         self._lock = threading.Lock()
@@ -295,7 +296,7 @@ class _ServerThread(threading.Thread):
             self.server.remove_scratch()
         if not self.started.done():
             self.started.set_exception(failure or _not_running())
-            failure = None
+            failure = None  # reported by ``started``
         _running_threads.discard(self)
         if failure:
             self.ended.set_exception(failure)

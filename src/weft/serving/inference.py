@@ -224,7 +224,8 @@ class InferCall:
         else:
             assert error, "a request without a ticket has no result"
             statistics = self.slot.statistics if self.slot else service.refused
-            statistics.failed(now, 0, error.reason, had_deadline=isinstance(error, Expired))
+            # a deadline that was never computed is only known if it has passed
+            statistics.failed(now, latency_ns=0, reason=error.reason, had_deadline=isinstance(error, Expired))
         if service.telemetry.enabled and (ticket.traced if ticket else service.trace.sample(self.name)):
             service.telemetry.ended(self.name, now - self.arrival, ticket, error, self._parent)
         self._done = _ignore  # a reference cycle through the protocol's request would keep the body
@@ -293,7 +294,7 @@ class InferenceService:
                 raise Overloaded(GOING_DOWN, reason="draining", retry_after_s=5)
             return self.library.find(name, version)
         except RequestError as error:
-            self.refused.failed(self.now(), 0, error.reason, had_deadline=False)
+            self.refused.failed(self.now(), latency_ns=0, reason=error.reason, had_deadline=False)
             raise
 
     def trace_refusal(self, name: str, error: RequestError, parent: str = "") -> None:
@@ -302,7 +303,7 @@ class InferenceService:
         name: its model; empty where that is not known.
         """
         if self.telemetry.enabled and self.trace.sample(name):
-            self.telemetry.ended(name, 0, None, error, parent)
+            self.telemetry.ended(name, lasted_ns=0, ticket=None, error=error, parent=parent)
 
     def infer(
         self,
@@ -435,6 +436,7 @@ class InferenceService:
         """Log readiness if it has changed, so that the reason for a failing probe is in the log."""
         why = self.why_not_ready()
         if why != self._last_reason and not self.draining:
+            # "ready%s": *why* is empty then
             log.log(logging.WARNING if why else logging.INFO, "not ready: %s" if why else "ready%s", why)
             self._last_reason = why
 

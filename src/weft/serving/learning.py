@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from weft.base.errors import ModelError, NotLearned, WeftError, first_line
-from weft.serving.background_tasks import run_in_background
+from weft.serving.background_tasks import ignore_result, run_in_background
 from weft.serving.repository import ModelEntry
 from weft.serving.slots import ModelSlot, signature
 from weft.serving.streams import ServedModel
@@ -124,7 +124,7 @@ class Learner:
         if job.still_served and self._fits(body.residency.memory_bytes):
             self._install([job.slot], body)
             return
-        run_in_background("unwanted", body.loaded.close, _ignore)
+        run_in_background("unwanted", body.loaded.close, ignore_result)
         if job.still_served:
             raise ModelError("there is no room in the memory budget for what was learned of it")
         raise ModelError("its file has changed since; load it again")
@@ -142,7 +142,3 @@ class Learner:
 def close_unwanted(body: ServedModel) -> None:
     """Close a model whose load was cancelled."""
     body.loaded.close()
-
-
-def _ignore(result: object) -> None:
-    """Ignore the result of a background task."""

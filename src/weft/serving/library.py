@@ -18,7 +18,7 @@ from pathlib import Path
 from weft.base.errors import LoadFailed, ModelError, NotFound, Overloaded, WeftError
 from weft.engine.steering import Steering
 from weft.runtime.backend import Backend, LoadedModel, LoadOptions
-from weft.serving.background_tasks import run_in_background
+from weft.serving.background_tasks import ignore_result, run_in_background
 from weft.serving.classification import read_labels
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
@@ -54,8 +54,10 @@ class Library:
         precision: str = "fp32",
         compile_s: float = 300.0,
     ) -> None:
-        """learn_s: time limit for learning a model; 0: no learning. learn_first: learn before serving.
+        """threads: of one segment. budget_bytes: limit on all loaded models, None: that of the backend.
 
+        cache: folder for cut models. learn_s: time limit for learning a model; 0: no learning. learn_first: learn
+        before serving. precision, compile_s: as in the settings of the server.
         max_compute_s: how long a request may be computed, unless its model has a limit of its own.
         isolation: where models run that do not set it themselves (``isolation.group_of``).
         """
@@ -173,7 +175,7 @@ class Library:
 
     async def rescan(self) -> None:
         """Scan the repository again; models whose files were removed are unloaded."""
-        await run_in_background("scan", self.repository.scan, lambda _: None)
+        await run_in_background("scan", self.repository.scan, ignore_result)
         present = {(name, version) for name in self.repository.names() for version in self.repository.versions(name)}
         self._by_request.clear()
         for key in self._slots.keys() - present:
@@ -411,7 +413,7 @@ class Library:
         if body in self._retired:
             self._retired.remove(body)
             self._dispatcher.forget(body)
-            closing = run_in_background(f"end of {body.name}", body.loaded.close, lambda _: None)
+            closing = run_in_background(f"end of {body.name}", body.loaded.close, ignore_result)
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
             self.learner.start_if_possible()
@@ -439,7 +441,7 @@ def _make_exit_rules(entry: ModelEntry, loaded: LoadedModel, steering: Steering)
     for key in ("exit_floor", "exit_record") if tasks_have_exits else ("exit_threshold", "exit_floor", "exit_record"):
         if key in config.model_fields_set and tasks_have_exits:
             raise ModelError(f"{key} is set, but all requests of a body go to its end; leave it out")
-        if key in config.model_fields_set and len(config.exits) != 1:
+        if key in config.model_fields_set and len(config.exits) != 1:  # 1: only the end, where the settings do nothing
             raise ModelError(f"{key} is set, but the model has no exits; name its outputs that are, as exits")
     return None
 

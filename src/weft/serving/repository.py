@@ -217,6 +217,7 @@ def _set_shapes(versions: Versions, shapes: Mapping[str, Shape]) -> Versions:
 def _keep_unread(previous: _Scan, latest: _Scan) -> None:
     """Add models of the previous scan that could not be read now to the latest scan, if their files still exist."""
     for name, versions in previous.models.items():
+        # ``unread`` has stitched models under the name of their file
         surviving = {
             version: entry
             for version, entry in versions.items()

@@ -67,7 +67,7 @@ def whole_number(parameters: Mapping[str, object], key: str) -> int:
 
 
 def positive_number(parameters: Mapping[str, object], key: str, what: str) -> float | None:
-    """Return a parameter that is a number above 0; None if it is not given. *what*: for the message of the error."""
+    """Return a parameter that is a number above 0; None if it is not given. *what*: valid values, for the error."""
     value = parameters.get(key)
     if value is None:
         return None

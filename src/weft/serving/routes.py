@@ -138,7 +138,7 @@ class Routes:
         length, encoding, most_bytes = header_length(headers), _encoding(headers), self._most_bytes
         if length is not None:
             self._check_json(length)
-        elif encoding == "identity":
+        elif encoding == "identity":  # all of it is JSON; a compressed body is checked when it is unpacked
             most_bytes = self._most_json_bytes
         age = age_of(headers) if AGE in headers else None
         rank = rank_of(headers) if RANK in headers else None

@@ -20,7 +20,7 @@ from weft.http.messages import HttpExchange, HttpResponse
 from weft.http.server import ClientLimits, HttpServer
 from weft.runtime.own_folder import make_folder, remove
 from weft.serving.access import Keys
-from weft.serving.background_tasks import run_in_background
+from weft.serving.background_tasks import ignore_result, run_in_background
 from weft.serving.config import LimitSettings, NetworkSettings, ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.endpoints import VITAL
@@ -155,7 +155,7 @@ class Server:
             cache=self._cache,
             learn_s=loading.learn_s,
             learn_first=learn_first or loading.learn_first,
-            max_compute_s=scheduling.max_compute_s or None,
+            max_compute_s=scheduling.max_compute_s or None,  # 0: no limit
             isolation=config.workers.isolation,
             precision=execution.precision,
             compile_s=loading.compile_s,
@@ -291,7 +291,7 @@ class Server:
 
     async def _end_in_background(self, name: str, close: Callable[[], None], patience_s: float | None = None) -> None:
         """Call *close* on a background thread, and wait at most *patience_s*; None: until ``hurry`` is called."""
-        ending: asyncio.Future[Any] = run_in_background(name, close, lambda _: None)
+        ending: asyncio.Future[Any] = run_in_background(name, close, ignore_result)
         hurry: asyncio.Future[Any] = asyncio.create_task(self._hurry.wait())
         await asyncio.wait([ending, hurry], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()

@@ -17,7 +17,7 @@ from typing import Any
 from weft.base.errors import BadRequest, Forbidden, InputError, LoadFailed, NotFound, Overloaded
 from weft.base.version import __version__
 from weft.serving.access import Keys
-from weft.serving.background_tasks import run_in_background
+from weft.serving.background_tasks import ignore_result, run_in_background
 from weft.serving.client_settings import LogSettings, parameters_of, requested_settings
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
@@ -206,7 +206,7 @@ class Service(InferenceService):
         """Read settings and models again, and take over the changes that do not need a restart, while serving."""
         async with self._renewing:
             try:
-                new_config = await run_in_background("reading of the settings", self.reread_settings, lambda _: None)
+                new_config = await run_in_background("reading of the settings", self.reread_settings, ignore_result)
                 change = change_of(self.config, new_config)
                 if change.any_of(SCHEDULING_KEYS):
                     rules, lanes = change.config.scheduling, change.config.execution.lanes
@@ -217,7 +217,7 @@ class Service(InferenceService):
             self.library.adjust(
                 threads=self.config.execution.threads,
                 budget_bytes=self.config.loading.memory_budget_bytes,
-                max_compute_s=self.config.scheduling.max_compute_s or None,
+                max_compute_s=self.config.scheduling.max_compute_s or None,  # 0: no limit
                 isolation=self.config.workers.isolation,
             )
             preload = self.config.loading.preload

@@ -44,6 +44,7 @@ class ClientTicket(Ticket):
         counted as met or missed. priority: its weight. exit_threshold: confidence at which rows leave early; by default
         that of its model.
         """
+        # -1, 0: stream and arrival, which ``enter`` sets
         super().__init__(-1, 0, due, priority, strict, line=model.line, wanted=exit_threshold)
         self.model, self.inputs, self.reply = model, model.to_body_inputs(inputs), reply
         self.best_effort = best_effort
