@@ -126,7 +126,7 @@ def parse_target(url: bytes) -> RequestTarget | None:
     """Parse a request target; None if it is malformed, or of a form that the server does not serve."""
     raw, authority = url.decode("latin-1"), ""
     if not raw.startswith("/"):
-        if raw == "*":
+        if raw == "*":  # of OPTIONS
             return RequestTarget(raw, raw, "")
         absolute = _ABSOLUTE.match(raw)
         if absolute is None:

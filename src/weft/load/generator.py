@@ -376,6 +376,7 @@ class _LoadRun:
 
         The result is three lists of one length: times, streams, and the requests' numbers in their streams.
         """
+        # empty arrays, so that a workload without open streams has something to concatenate
         times, owners, numbers = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         total = 0
         for index, stream in enumerate(self.streams):

@@ -299,7 +299,8 @@ def read_samples(path: str | Path, inputs: Sequence[TensorSpec]) -> Samples:
     try:
         names, input_names = array_names(path), [spec.name for spec in inputs]
         require_arrays(names, input_names)
-        return _check_samples(read_arrays(path, {*input_names, *({LABEL} & {*names})}, MAX_ARRAY_BYTES), inputs)
+        wanted = {*input_names, *({LABEL} & {*names})}  # a file may lack labels
+        return _check_samples(read_arrays(path, wanted, MAX_ARRAY_BYTES), inputs)
     except InputError as error:
         raise WorkloadError(f"{path}: {error}") from error
 

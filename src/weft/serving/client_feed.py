@@ -295,6 +295,7 @@ def client_error(model: str, error: Exception) -> RequestError:
     """
     if isinstance(error, WorkerDied):
         message = f"{model}: {error}"
+        # without suspects the request was never computed: its worker was being started
         return WorkerDied(message, suspects=error.suspects) if error.suspects else WorkerStarting(message)
     if isinstance(error, RequestError):
         return error

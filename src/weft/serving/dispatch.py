@@ -70,6 +70,7 @@ class Dispatcher:
         make_request_policy(policy, setting, options)  # checks the options before lanes are started
         count = len(shares.lanes) if shares else lanes
         self.lanes = LaneExecutor(backend, count, self._work_of, self._wake, pin=pin, shares=shares is not None)
+        # what policies must know of the lanes, once these exist
         self._setting = replace(setting, ahead=self.lanes.ahead, apart=self.lanes.apart)
         self.policy = make_request_policy(policy, self._setting, options)
         self._policy_choice = policy, options, late  # to make the policy again when the lanes change
@@ -80,6 +81,7 @@ class Dispatcher:
         self.streams = self.feed.streams = ServedStreams(self._source, programs, remaining, self.sharing)
         self.recorder = Recorder(self.lane_name)
         self.observer = SegmentObserver(self.policy, self.lanes, self.streams, self.recorder, self.sharing)
+        # called for every segment that has ended
         self.lanes.watch = self._release_segment if self.lanes.ahead else self.observer.ended
         self._limits = ComputeLimits(loop, self.lanes, self._source, self.withdraw, self._pump_soon)
         self._pumping = False

@@ -160,8 +160,9 @@ class GpuSharing:
                 self._learn(run, neighbour, expected / ticks)
         self._publish(run.end)
         kinds = [run.kind, *[kind for kind, _ in main_neighbours]]
-        lanes = [run.lane, *[lane for _, lane in main_neighbours]]  # [0] below: the speed of this segment
-        return ObservedContention(alone=False, speed=self.shares.speeds(kinds, lanes)[0])
+        lanes = [run.lane, *[lane for _, lane in main_neighbours]]
+        speed, *_ = self.shares.speeds(kinds, lanes)  # of this segment, then of its neighbours
+        return ObservedContention(alone=False, speed=speed)
 
     def _overlaps(self, run: LaneRun, running: Iterable[LaneRun]) -> tuple[dict[tuple[int, int], int], bool]:
         """Return for how many ticks a segment ran at the same time as others, by their kind and lane.

@@ -201,7 +201,7 @@ def _scan_fields(data: bytes, position: int, end: int) -> Iterator[_Field]:
 def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
     """Decode the variable-length number at *position*; return it, and the position after it."""
     value = shift = 0
-    while position < end and shift < 70:
+    while position < end and shift < 70:  # at most ten bytes, with seven bits each
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift

@@ -117,7 +117,7 @@ class GrpcServer:
         max_bytes = service.config.limits.max_body_bytes
         options = [
             ("grpc.max_receive_message_length", min(max_bytes, 2**31 - 1)),  # an int32
-            ("grpc.max_send_message_length", -1),
+            ("grpc.max_send_message_length", -1),  # no limit
             ("grpc.so_reuseport", 0),  # otherwise a second server could listen on the same port
             ("grpc.max_concurrent_streams", service.config.limits.max_connections),
             ("grpc.max_metadata_size", 16 * 1024),
@@ -222,7 +222,7 @@ class GrpcServer:
             refuse(context, internal_error(error))
         finally:
             self._record(context, name, code, began_ns)
-        return b""
+        return b""  # not sent, because the call has the status of an error
 
     async def _call_endpoint(self, endpoint: Endpoint, message: Any, caller: Caller) -> Any:
         """Call an endpoint's handler and build the response message; a model that does not exist is not ready."""
@@ -365,14 +365,14 @@ class GrpcServer:
 
     async def _answer_streamed(self, pending: _PendingInfer) -> tuple[Any, str]:
         """Wait for the answer to one request of a stream; return the response message and its status code."""
-        reply = proto.CLASSES["ModelStreamInferResponse"]
+        stream_response = proto.CLASSES["ModelStreamInferResponse"]
         try:
             outcome = await pending.answer
             if isinstance(outcome, InferResponse):
                 outcome = replace(outcome, parameters={**outcome.parameters, FINAL: True})
             return await self._encode(pending, outcome, _stream_message), "OK"
         except RequestError as error:
-            refusal = reply(error_message=str(error), infer_response=pending.identity)
+            refusal = stream_response(error_message=str(error), infer_response=pending.identity)
             refusal.infer_response.parameters[FINAL].bool_param = True
             error.__traceback__ = None  # its frames refer to the future that holds it
             return refusal, error.code

@@ -84,9 +84,8 @@ class Library:
     def used_bytes(self) -> int:
         """Bytes that loaded models hold, including closing ones, and the reserve for models that return to a device."""
         residencies = [body.residency for body in [*self._loaded_bodies(), *self._retired]]
-        return sum(body.memory_bytes for body in residencies) + max(
-            (body.moving_bytes for body in residencies), default=0
-        )
+        reserve_bytes = max((residency.moving_bytes for residency in residencies), default=0)
+        return sum(residency.memory_bytes for residency in residencies) + reserve_bytes
 
     def _loaded_bodies(self) -> dict[ServedModel, list[ModelSlot]]:
         """Return the bodies that take requests, each with its models."""
@@ -247,7 +246,7 @@ class Library:
             self._install(slots, body)
             for slot, origin in zip(slots, origins, strict=True):
                 slot.origin = origin
-            await self._make_room(0, slots)
+            await self._make_room(needed_bytes=0, loading=slots)  # if the model is larger than estimated
             if self._learn_s and not body.timing.learned and slots[0].served is body:
                 self.learner.add(slots[0], body, file)
         except Overloaded as error:  # no room now; there may be later
@@ -365,6 +364,7 @@ class Library:
             if max(needed_bytes, loading[0].size_bytes) > self.budget_bytes:
                 self._take_from_service(loading, "larger than the memory budget")
                 raise Overloaded(self._no_room_message(needed_bytes, loading[0]), reason="memory")
+            # groups of models that share a body; the old copy of the model that is being loaded is a candidate, too
             candidates = [group for group in self._loaded_bodies().values() if loading[0] not in group or needed_bytes]
             others_loading = any(slot.loading for group in candidates for slot in group) or bool(self._loads)
             evictable = [

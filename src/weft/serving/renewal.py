@@ -137,7 +137,7 @@ async def _reload(library: Library, slots: list[ModelSlot]) -> tuple[list[str], 
     for slot in slots:
         name = slot.entry.name
         try:
-            if slot not in reloaded:  # loaded together with another model of its file
+            if slot not in reloaded:  # else it was loaded together with another model of its file
                 await library.reload(slot)
             loaded.append(name)
         except RequestError as error:

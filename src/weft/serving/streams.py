@@ -258,7 +258,10 @@ class ServedStreams:
         if stream is None:
             return {}
         programs = self.programs[stream.first_program : stream.first_program + stream.max_batch]
-        return {str(size * stream.rows): [t / 1e9 for t in p.compute] for size, p in enumerate(programs, 1)}
+        return {
+            str(size * stream.rows): [ticks / 1e9 for ticks in program.compute]
+            for size, program in enumerate(programs, start=1)
+        }
 
     def typical_request_ns(self, model: ServedModel) -> int:
         """Return the expected time of a request of a model's most common shapes; 0 before the first request."""
@@ -407,7 +410,7 @@ def _most_used_stream(model: ServedModel) -> ServedStream | None:
 
 
 def _terms(stream: ServedStream) -> Terms:
-    """Return the engine's terms of a stream; without a deadline, because requests have their own."""
+    """Return the engine's terms of a stream; without deadline and priority, because requests have their own."""
     return Terms(
         programs=stream.first_program,
         deadline=NO_DEADLINE,
@@ -438,8 +441,8 @@ def _estimate_program(model: ServedModel, shapes: Shapes, rows: int, size: int) 
         ticks = [max(1, round(time * 1e9)) for time in times]
     else:
         ticks = [max(INLINE_TICKS, round(time * 1e9 * min(size_ratio, 1.0))) for time in times]
-    no_ticks = (0,) * len(ticks)
-    program = Program(model.name, model.loaded.segments, no_ticks, tuple(ticks), no_ticks)
+    zeros = (0,) * len(ticks)  # segments have no ticks for fetching weights, and no bytes of weights
+    program = Program(model.name, model.loaded.segments, fetch=zeros, compute=tuple(ticks), weight_bytes=zeros)
     exit_rules = model.exit_rules
     return replace(program, exits=exit_rules.layers, exit_rates=exit_rules.shares.published) if exit_rules else program
 

@@ -158,12 +158,13 @@ class BatchWork:
         return Step(segment, tuple(self._parts), sum([ticket.rows for ticket in self.tickets]))
 
     def take(self, segment: int, outputs: Sequence[StepOutput]) -> None:
-        """Store the outputs of a computed segment. A stopped one runs again, perhaps after others have joined."""
+        """Store the outputs of a computed segment. A stopped one runs again, perhaps after another batch joined."""
         if len(self.tickets) > 1 and segment == len(self.loaded.segments) - 1:
             self._check_rows(outputs)
         self._parts = [BatchPart(output.values) for output in outputs]
         self._answers = [output.answers for output in outputs]
         exit_rules = self.model.exit_rules
+        # [0]: at an exit the backend has joined all parts
         self._exit_outputs = exit_rules.outputs_at(segment, outputs[0].answers) if exit_rules else None
 
     def _check_rows(self, outputs: Sequence[StepOutput]) -> None:
