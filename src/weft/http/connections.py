@@ -3,6 +3,7 @@
 llhttp (through ``httptools``) does the parsing. It cannot stop between two requests, so a connection feeds it slices
 that never reach past the end of a request: to the end of a known body, or else to the next empty line. Thus a
 connection has at most one request; pipelined ones wait as bytes, first here, then in the kernel.
+The reserve is a few more connections, for vital paths (health, metrics) only, when all others are taken.
 All of it runs in the thread of the event loop.
 """
 
@@ -623,7 +624,7 @@ class ServerConnection(Receiver):
                 logger.exception("gone callback failed on %s %s", exchange.method, exchange.path)
 
     def _release(self) -> None:
-        """Release the bytes and the passage of a request that has ended."""
+        """Release what a request that has ended held: bytes of the budget, and the gate's admission (passage)."""
         if self._held_bytes:
             self._server.budget.release(self._held_bytes)
             self._held_bytes = 0

@@ -151,8 +151,8 @@ class ClientFeed:
         alone, now = len(batch.members) == 1, self._now()
         for ticket in batch.members:
             assert isinstance(ticket, ClientTicket)
-            slack = ticket.due - now - self.streams.expected_ns(ticket.stream) if ticket.strict else NO_DEADLINE
-            verdict = self.retries.verdict(ticket, error, alone=alone, slack_ns=slack)
+            slack_ns = ticket.due - now - self.streams.expected_ns(ticket.stream) if ticket.strict else NO_DEADLINE
+            verdict = self.retries.verdict(ticket, error, alone=alone, slack_ns=slack_ns)
             if isinstance(verdict, RequestError):
                 self.settle(ticket, verdict)
             else:

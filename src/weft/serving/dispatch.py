@@ -158,6 +158,7 @@ class Dispatcher:
         stream = self.streams.stream_for(model, ticket.inputs)
         self._pump_soon()
         deadlines = self._source.deadlines
+        # segments that have ended, and requests whose deadline has passed, must not count as work ahead of this one
         if self.lanes.ended or (deadlines.heap and deadlines.any_passed(now)):
             self._account()
         ticket.enter(stream, now)

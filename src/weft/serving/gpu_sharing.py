@@ -1,6 +1,8 @@
 """Shares of a GPU among the models of a server: the lanes, the sensitivity of programs, and observed contention.
 
-Until the device's worker has opened a model, the possible shares are unknown: models run on streams of the whole GPU.
+The sensitivity of a program is how much slower it is on smaller shares. A cut divides the GPU's multiprocessors between
+two lanes; until the device's worker has opened a model, the possible cuts are unknown, and models run on streams of the
+whole GPU.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ class InferCall:
         else:
             assert error, "a request without a ticket has no result"
             statistics = self.slot.statistics if self.slot else service.refused
-            # a deadline that was never computed is only known if it has passed
+            # without a ticket, only a passed deadline shows that the request had one
             statistics.failed(now, latency_ns=0, reason=error.reason, had_deadline=isinstance(error, Expired))
         if service.telemetry.enabled and (ticket.traced if ticket else service.trace.sample(self.name)):
             service.telemetry.ended(self.name, now - self.arrival, ticket, error, self._parent)

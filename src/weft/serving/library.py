@@ -356,6 +356,7 @@ class Library:
         and a new copy of a model do not fit together, the old one is evicted, and its requests wait for the new one.
         Models that are loaded at the same time do not wait for each other, even if they are larger than estimated.
         """
+        is_loaded = not needed_bytes  # whether the models in *loading* are served already
         while (
             self.budget_bytes is not None
             and self._bytes_before(loading[0], needed_bytes) + needed_bytes > self.budget_bytes
@@ -364,8 +365,9 @@ class Library:
             if max(needed_bytes, loading[0].size_bytes) > self.budget_bytes:
                 self._take_from_service(loading, "larger than the memory budget")
                 raise Overloaded(self._no_room_message(needed_bytes, loading[0]), reason="memory")
-            # groups of models that share a body; the old copy of the model that is being loaded is a candidate, too
-            candidates = [group for group in self._loaded_bodies().values() if loading[0] not in group or needed_bytes]
+            # groups of models that share a body, without the new copies in *loading*
+            groups = self._loaded_bodies().values()
+            candidates = [group for group in groups if not (is_loaded and loading[0] in group)]
             others_loading = any(slot.loading for group in candidates for slot in group) or bool(self._loads)
             evictable = [
                 group for group in candidates if loading[0] in group or not any(slot.waiters for slot in group)
@@ -373,7 +375,7 @@ class Library:
             if evictable:
                 self.evictions += 1
                 self._take_from_service(min(evictable, key=lambda group: _eviction_rank(group, loading)), "")
-            elif others_loading and not needed_bytes:
+            elif others_loading and is_loaded:
                 return
             elif candidates or self._retired or len(self._loads) > 1:
                 await self._room_changed.wait()

@@ -131,6 +131,7 @@ class Regions(ABC, Generic[R]):
         self._regions[owner] = {**owned, name: self.open_region(name, parameters, byte_size)}
 
     def unregister(self, owner: Owner, name: str = "") -> None:
+        """Unregister a region of the owner, or all of them if *name* is empty."""
         owned = self._regions.pop(owner, {})
         if name and owned.keys() - {name}:
             self._regions[owner] = {other: region for other, region in owned.items() if other != name}

@@ -144,9 +144,8 @@ class Statistics:
             self.failed_ns += latency_ns
         met = False if had_deadline and reason not in ("cancelled", "bad_request") else None
         if met is not None:
-            self.met += met
-            self.missed += not met
-            self._remember(Recent(now, -1, met))
+            self.missed += 1
+            self._remember(Recent(now, latency_ns=-1, met=met))
         return met
 
     def executed(self, rows: int, infer_ns: int) -> None:

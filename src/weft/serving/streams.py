@@ -92,10 +92,11 @@ class ServedModel:
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
 
     def for_task(self, task: TaskSpec, *, queue_size: int = 256, exit_rules: ExitRules | None = None) -> ServedModel:
-        """Create one of the models that share this body."""
+        """Create one of the models that share this body; *task*: its name, and its names for inputs and outputs."""
         model = ServedModel(task.name, self.loaded, version=self.version, queue_size=queue_size, exit_rules=exit_rules)
         model.body, model.task = self, task
-        model.labels = {name: self.labels[inner] for name, inner in task.outputs.items() if inner in self.labels}
+        outputs = task.outputs.items()  # name for clients, name in the body
+        model.labels = {name: self.labels[inner] for name, inner in outputs if inner in self.labels}
         return model
 
     @cached_property
