@@ -330,7 +330,7 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def send(self, taker: Taker, number: int) -> None:
-        """Send a request; the connection must be idle."""
+        """Send the request *number* of a taker; the connection must be idle."""
         self.taker, self.number = taker, number
         self._parser.keep_bytes = taker.keep_bytes
         taker.sent(number, self._time())
@@ -411,7 +411,7 @@ class Pool:
             self.free(await self._connect())
 
     def send(self, taker: Taker, number: int) -> None:
-        """Send a request now, or as soon as a connection is idle."""
+        """Send the request *number* of a taker now, or as soon as a connection is idle."""
         idle = self._idle
         # the connection used last is the most likely one to be open, and its buffers are warm
         while idle:

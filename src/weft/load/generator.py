@@ -4,6 +4,8 @@ The load is open-loop: a request is sent at its scheduled time, whether or not e
 latency counts from that time even if the generator, or a connection, was late. A server that stalls is thus charged for
 every request that it kept waiting, not only for the one that hung. Closed streams are the exception: a client's next
 request is scheduled when the last one is answered and the think time has passed.
+
+Requests besides the load, such as those for metadata, have a connection of their own (*control*).
 """
 
 from __future__ import annotations

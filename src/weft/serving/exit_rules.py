@@ -46,7 +46,9 @@ class ExitRules:
     def __init__(
         self, exits: ModelExits, steering: Steering, record: ExitRecord | None = None, *, at_end: bool = False
     ) -> None:
-        """record: measured exit rates and accuracies by threshold; without it the exits count as equally frequent.
+        """steering: how load changes the threshold.
+
+        record: measured exit rates and accuracies by threshold; without it the exits count as equally frequent.
 
         at_end: all requests run to the end, and each row's exit is chosen there, as for the models of a body.
         """

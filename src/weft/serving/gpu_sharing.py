@@ -169,7 +169,7 @@ class GpuSharing:
     def _overlaps(self, run: LaneRun, running: Iterable[LaneRun]) -> tuple[dict[tuple[int, int], int], bool]:
         """Return for how many ticks a segment ran at the same time as others, by their kind and lane.
 
-        Also return whether its lane was busy right before it.
+        running: segments still on other lanes. Also return whether its lane was busy right before it.
         """
         overlaps, lane_was_busy = dict[tuple[int, int], int](), False
         for other in running:
@@ -196,7 +196,7 @@ class GpuSharing:
 
 
 def _add_overlap(run: LaneRun, other: LaneRun, overlaps: dict[tuple[int, int], int]) -> None:
-    """Add the ticks during which *other*, a segment on another lane, ran at the same time to *overlaps*."""
+    """Add the ticks during which *other*, a segment on another lane, ran at the same time as *run* to *overlaps*."""
     overlap = min(run.end, other.end) - max(run.start, other.start)
     if overlap > 0 and other.lane != run.lane:
         key = other.kind, other.lane

@@ -158,13 +158,13 @@ class RequestRegions:
         self._copier.budget.release(held_bytes)
 
     def _check_size_limit(self, count: int) -> None:
-        """Raise TooLarge if the inputs in regions have too many bytes together."""
+        """Raise TooLarge if *count*, the bytes of all inputs in regions, exceeds the limit."""
         if count > self._copier.most_bytes:
             limit = self._copier.most_bytes
             raise TooLarge(f"{count} bytes of inputs in regions exceed the limit of {limit} bytes for a request")
 
     def _hold(self, count: int) -> None:
-        """Reserve bytes that are about to be read in the byte budget, until the end of the request."""
+        """Reserve *count* bytes, which are about to be read, in the byte budget until the end of the request."""
         if count > UNCOUNTED_BYTES:
             self._copier.budget.take(count)
             self._held_bytes = count

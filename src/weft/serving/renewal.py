@@ -120,7 +120,10 @@ async def renew_models(library: Library, *, everything: bool, preload: bool) -> 
 
 
 def _must_load(library: Library, slot: ModelSlot, *, everything: bool, preload: bool) -> bool:
-    """Tell whether a model must be loaded, or loaded again; a model that a client unloaded stays unloaded."""
+    """Tell whether a model must be loaded, or loaded again; a model that a client unloaded stays unloaded.
+
+    everything, preload: as for ``renew_models``.
+    """
     if slot.client_unloaded:
         return False
     if slot.served:

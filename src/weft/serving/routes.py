@@ -147,11 +147,11 @@ class Routes:
         admitted.age, admitted.rank = age, rank
         return admitted
 
-    def _check_json(self, count: int) -> None:
+    def _check_json(self, json_bytes: int) -> None:
         """Raise TooLarge if a request has too many bytes of JSON."""
-        if count > self._most_json_bytes:
+        if json_bytes > self._most_json_bytes:
             limit = self._most_json_bytes
-            raise TooLarge(f"{count} bytes of JSON exceed the limit of {limit} bytes; send tensors in binary")
+            raise TooLarge(f"{json_bytes} bytes of JSON exceed the limit of {limit} bytes; send tensors in binary")
 
     # Answering
 
@@ -222,7 +222,7 @@ class Routes:
         return response._replace(headers=(*response.headers, estimate.header())) if estimate else response
 
     def _answer_packed(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None = None) -> None:
-        """Answer, compressed on a thread if the client accepts that and the body is large enough."""
+        """Answer, compressed on a thread if the client accepts that and the body is long; *call*: see ``_send``."""
         response = self._add_estimate(exchange, response)
         accepted = exchange.headers.get("accept-encoding")
         encoding = bodies.wanted_encoding(accepted) if accepted else ""
@@ -238,7 +238,7 @@ class Routes:
         self._send(exchange, await asyncio.to_thread(bodies.packed, response, encoding), call)
 
     def _send(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None) -> None:
-        """Send an answer; the deadline of an inference request is checked right before."""
+        """Send an answer; the deadline of an inference request, *call*, is checked right before. None: another request."""
         if call is not None and (error := call.settle()):
             response = self._add_estimate(exchange, refusal(error))
         exchange.respond(response)

@@ -215,7 +215,7 @@ class ServedStreams:
         remaining: list[tuple[int, ...]],
         sharing: GpuSharing | None = None,
     ) -> None:
-        """programs, remaining: lists that are filled here and read by the policy.
+        """source: the engine's queues. programs, remaining: lists that are filled here and read by the policy.
 
         remaining: for each program, the expected ticks from the start of each segment to the end. sharing: gets the
         sensitivity of every program to shares of a GPU.
