@@ -300,7 +300,7 @@ class InferenceService:
     def trace_refusal(self, name: str, error: RequestError, parent: str = "") -> None:
         """Send the span of a request that was refused before it became an ``InferCall``.
 
-        name: its model; empty where that is not known.
+        name: its model; empty where that is not known. parent: the parent span.
         """
         if self.telemetry.enabled and self.trace.sample(name):
             self.telemetry.ended(name, lasted_ns=0, ticket=None, error=error, parent=parent)

@@ -68,7 +68,7 @@ class Learner:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, slot: ModelSlot, whole: ServedModel, file: tuple[int, int] | None) -> None:
-        """Queue a model to be learned; *whole*: it as served meanwhile; *file*: time and size of its file when opened."""
+        """Queue a model to be learned; *whole*: it as served meanwhile; *file*: time and size of the file opened."""
         slot.message = REMARK
         self._jobs.append(LearningJob(slot, whole, file, min(FIRST_TURN_S, self._learn_s)))
         self.start_if_possible()

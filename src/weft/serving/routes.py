@@ -238,7 +238,7 @@ class Routes:
         self._send(exchange, await asyncio.to_thread(bodies.packed, response, encoding), call)
 
     def _send(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None) -> None:
-        """Send an answer; the deadline of an inference request, *call*, is checked right before. None: another request."""
+        """Send an answer; *call*: the inference request, whose deadline is checked right before; None for others."""
         if call is not None and (error := call.settle()):
             response = self._add_estimate(exchange, refusal(error))
         exchange.respond(response)

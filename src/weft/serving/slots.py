@@ -117,7 +117,7 @@ class ModelSlot:
 
 def file_bytes(path: Path) -> int:
     """Return the size of a model's files; 0 if they cannot be read."""
-    try:
+    try:  # ONNX may keep weights in .data files beside the model
         return sum(file.stat().st_size for file in {path, *path.parent.glob(f"{path.stem}*.data")})
     except OSError:
         return 0
