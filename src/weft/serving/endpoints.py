@@ -381,6 +381,6 @@ def model_of(path: str) -> tuple[str, bool]:
     if endpoint and endpoint.computes:
         return name, True
     match path.split("/"):
-        case ["", "v2", "models", name, *_] if name and name != "stats":
+        case ["", "v2", "models", name, *_] if name and name != "stats":  # a path for all models
             return unquote(name), False
     return "", False

@@ -151,5 +151,5 @@ def read_exit_record(model: Path, name: str, exits: int) -> ExitRecord:
     except WorkloadError as error:
         raise ModelError(str(error).replace(str(path), name)) from error
     if record.exits != exits:
-        raise ModelError(miscounted(f"exit_record = {name!r}", record.exits, exits - 1))
+        raise ModelError(miscounted(f"exit_record = {name!r}", record.exits, early_exits=exits - 1))
     return record

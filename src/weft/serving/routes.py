@@ -272,11 +272,11 @@ class Routes:
         large = json_bytes > LARGE_BYTES
         if large:
             self._check_json(json_bytes)
-        elif json_bytes > json_text.QUICK_BYTES:
+        elif json_bytes > json_text.QUICK_BYTES:  # NaN and Infinity need a slower parser
             large = json_text.has_literals(body, length)
 
         def read(model: ModelSpec) -> Any:
-            if large or (len(body) > LARGE_BYTES and has_strings(model)):
+            if large or (len(body) > LARGE_BYTES and has_strings(model)):  # each string becomes an object
                 return service.json.decode(body, length, model)
             return decode(body, length, model)
 

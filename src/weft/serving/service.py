@@ -133,7 +133,7 @@ class Service(InferenceService):
         slot = await self.load_on_demand(name, version)
         assert slot.served
         batching, spec = slot.served.loaded.batching, slot.served.spec
-        # 1, for a model that is not batched: requests have rows; 0: they have none
+        # without batching: 1 if requests have a batch dimension, else 0
         batch = batching.max_batch if batching.batchable else int(_has_rows(spec))
         return {
             "name": name,

@@ -283,7 +283,7 @@ def _exit_answer(
     if ticket.rows == 1 and not is_last and not confidences[start] >= threshold:  # written so that NaN never leaves
         return None
     outputs = ExitOutputs(number, answers[start:end], confidences[start:end])
-    if ticket.rows == 1:
+    if ticket.rows == 1:  # most requests: ``RequestRows`` would only cost time
         return exit_rules.answer(outputs.answers, np.array([number], np.int64), outputs.confidences)
     ticket.progress = ticket.progress or RequestRows(ticket.rows)
     has_left = ticket.progress.record_exits(outputs, threshold, end=is_last)
