@@ -100,7 +100,7 @@ def live(folder: Path) -> Iterator[Live]:
             keys = ("policy", "policy_options", "late", "lanes", "threads")
             return replace(before, **{key: found.value_of(key) for key in keys})
 
-        live.server.service.settings_again = again
+        live.server.service.reread_settings = again
         yield live
 
 
@@ -168,7 +168,7 @@ def test_a_plan_that_cannot_be_taken_changes_nothing(live: Live, folder: Path) -
     (folder / "plan.json").unlink()
     written_elsewhere = folder.parent / "other"
     written(written_elsewhere, {"camera": 2.0}, settings=PlanSettings(lanes=1, policy="nonesuch"))
-    live.server.service.settings_again = lambda: replace(live.server.config, policy="nonesuch")
+    live.server.service.reread_settings = lambda: replace(live.server.config, policy="nonesuch")
     assert "unknown policy 'nonesuch'" in refused()
     assert live.server.service.config.scheduling.policy == "fifo"
 
@@ -257,7 +257,7 @@ def test_a_plan_is_served_as_it_says_and_read_again_on_a_signal(folder: Path) ->
     def started(server: Server) -> None:
         threading.Thread(target=drive, args=(server,)).start()
 
-    assert asyncio.run(serve(read(), None, started, again=read))
+    assert asyncio.run(serve(read(), None, started, read_settings=read))
     assert seen == [("fifo", "keep", (200, 2.0)), ("edf", "keep", (200, 4.0))]
 
 

@@ -734,7 +734,7 @@ def test_the_first_word_of_a_model_that_was_never_measured_holds_its_hand_overs(
     stream = one.dispatcher.streams.stream_for(model, {"x": np.zeros((1, 1), np.float32)})
     for layer, took in enumerate((40, 8)):
         head = Candidate(stream.index, 0, layer, 0, MS, -1, stream.first_program, size=1)
-        one.dispatcher.streams.learn(stream, head, took * MS, between=2 * MS)
+        one.dispatcher.streams.learn(stream, head, took * MS, gap_ticks=2 * MS)
     assert expected_ms(one, model) == [42, 10]
     assert one.dispatcher.streams.mean_s(model) == {"1": [0.040, 0.008]}
 

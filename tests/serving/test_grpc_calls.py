@@ -217,7 +217,7 @@ def test_memory_is_given_back_once_large_requests_are_over(small: live.Live, mon
     async def look() -> None:
         budget.add(IDLE_BYTES + 1)
         small.server._sample()
-        budget.give(IDLE_BYTES + 1)
+        budget.release(IDLE_BYTES + 1)
         assert trims.empty()  # not while one is under way
         small.server._sample()
 

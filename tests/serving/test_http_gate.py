@@ -194,14 +194,14 @@ def test_nobody_gets_more_than_half_of_what_is_left() -> None:
     budget.take(100)
     with pytest.raises(OverBudget, match="100 of 100"):
         budget.take(1)
-    budget.give(100)
+    budget.release(100)
     for count in (60, 20, 10, 5):
         budget.take(count)
     with pytest.raises(OverBudget):
         budget.take(3)
     budget.take(2)
     assert budget.held_bytes == 97
-    budget.give(97)
+    budget.release(97)
     budget.take(60)
     for own_bytes in range(60, 100):
         budget.take(1, own_bytes)  # alone it may grow as far as there is room
@@ -223,7 +223,7 @@ def test_what_is_taken_never_exceeds_the_limit(counts: list[int]) -> None:
             assert count > 0
     assert budget.held_bytes == sum(taken) <= 256
     for count in taken:
-        budget.give(count)
+        budget.release(count)
     budget.take(256)
 
 

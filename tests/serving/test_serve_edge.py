@@ -198,7 +198,7 @@ def test_what_is_unpacked_counts(server: live.Live) -> None:
     try:
         assert send(server, "POST", INFER, zeros, packed).status == 503
     finally:
-        budget.give(6 << 20)
+        budget.release(6 << 20)
     until(lambda: budget.held_bytes == 0, "what was unpacked is let go of")
     assert send(server, "POST", INFER, gzip.compress(b"\0" * (9 << 20)), packed).status == 413
 

@@ -130,10 +130,10 @@ def test_kinds_follow_the_programs_as_streams_come_and_go(server: live.Live, mon
         assert len(shares.kinds) == len(shares.bodies) == len(dispatcher.streams.programs)
         for model in [server.server.service.library.find(each).served for each in CHAINS]:
             for stream in model.streams.values():
-                own = range(stream.first_program, stream.first_program + stream.batches)
+                own = range(stream.first_program, stream.first_program + stream.max_batch)
                 like = [
                     model.loaded.shares.like.get(stream.rows * size, UNMEASURED)
-                    for size in range(1, stream.batches + 1)
+                    for size in range(1, stream.max_batch + 1)
                 ]
                 assert [shares.kinds[program] for program in own] == like
                 assert len({shares.bodies[program] for program in own}) == 1
@@ -239,6 +239,6 @@ def test_models_that_take_turns_in_the_memory_share_the_device_all_the_same(tmp_
 
 def test_whether_models_share_is_settled_at_the_start(server: live.Live) -> None:
     service = server.server.service
-    service.settings_again = lambda: ServerConfig(models=service.config.loading.models, device=TWIN, policy="punctual")
+    service.reread_settings = lambda: ServerConfig(models=service.config.loading.models, device=TWIN, policy="punctual")
     with pytest.raises(BadRequest, match="policy = punctual: whether models share a GPU is settled at the start"):
         server.call(service.renew())

@@ -287,6 +287,7 @@ def _weight(text: str) -> float:
 def packed(response: HttpResponse, encoding: str) -> HttpResponse:
     """Compress an answer, or return it unchanged if that saves too little; on any thread."""
     parts = [response.body] if isinstance(response.body, bytes) else response.body
+    # the largest part has a tensor, or is the whole body
     original_bytes, sample = body_bytes(response), max(parts, key=len)[:SAMPLE_BYTES]
     if original_bytes > SAMPLE_BYTES and len(zlib.compress(sample, LEVEL)) > WORTH * len(sample):
         return response

@@ -273,7 +273,7 @@ def parse_url(url: str, context: ssl.SSLContext | None = None) -> ServerAddress:
     try:
         parts = urlsplit(url)
         port = parts.port
-        (parts.hostname or "").encode("idna")
+        (parts.hostname or "").encode("idna")  # raises for a host name that cannot be resolved
     except ValueError as error:
         raise InputError(f"--url {url!r}: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -330,7 +330,7 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def send(self, taker: Taker, number: int) -> None:
-        """Send a request; the connection must be idle."""
+        """Send the request *number* of a taker; the connection must be idle."""
         self.taker, self.number = taker, number
         self._parser.keep_bytes = taker.keep_bytes
         taker.sent(number, self._time())
@@ -361,7 +361,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Report the open request as answered, if its answer ends with the connection, else as broken."""
         taker, self.taker = self.taker, None
-        self._pool.gone(self)
+        self._pool.forget(self)
         if taker is None:
             return
         answer = self._parser.end() if error is None and self._fault is None else None
@@ -411,7 +411,7 @@ class Pool:
             self.free(await self._connect())
 
     def send(self, taker: Taker, number: int) -> None:
-        """Send a request now, or as soon as a connection is idle."""
+        """Send the request *number* of a taker now, or as soon as a connection is idle."""
         idle = self._idle
         # the connection used last is the most likely one to be open, and its buffers are warm
         while idle:
@@ -431,7 +431,7 @@ class Pool:
         else:
             self._idle.append(connection)
 
-    def gone(self, connection: Connection) -> None:
+    def forget(self, connection: Connection) -> None:
         """Forget a closed connection."""
         self._live.discard(connection)
         if connection in self._idle:
@@ -445,7 +445,7 @@ class Pool:
             connection.taker = None
             connection.transport.abort()
 
-    def lose(self) -> None:
+    def abort_all(self) -> None:
         """Abort all connections, because the server has ended; their requests are reported as broken."""
         for connection in list(self._live):
             connection.transport.abort()

@@ -3,6 +3,7 @@
 llhttp (through ``httptools``) does the parsing. It cannot stop between two requests, so a connection feeds it slices
 that never reach past the end of a request: to the end of a known body, or else to the next empty line. Thus a
 connection has at most one request; pipelined ones wait as bytes, first here, then in the kernel.
+The reserve is a few more connections, for vital paths (health, metrics) only, when all others are taken.
 All of it runs in the thread of the event loop.
 """
 
@@ -120,7 +121,7 @@ class ServerConnection(Receiver):
         self._keep_alive = True
         self._declined: HttpResponse | None = None  # the gate's refusal, to be sent after a short body
         # limits: on the body, and on a body that does not count towards the byte budget
-        self._body_bytes, self._uncounted_bytes = self._limits.body_bytes, self._server.easy_bytes
+        self._body_bytes, self._uncounted_bytes = self._limits.body_bytes, self._server.uncounted_bytes
         self._body_progress: TransferProgress | None = None
 
     # Callbacks of the transport
@@ -339,9 +340,11 @@ class ServerConnection(Receiver):
         """Reserve bytes of the budget for a chunked body that grows to *size* bytes, or refuse it."""
         if size > self._body_bytes:
             return self._too_large("body is longer than")
-        missing_bytes = size - UNCOUNTED_BYTES - self._held_bytes
-        most_bytes = self._body_bytes - self._held_bytes
-        return self._take_budget(min(max(missing_bytes, _GROWTH_BYTES), most_bytes)) if missing_bytes > 0 else None
+        missing_bytes = size - UNCOUNTED_BYTES - self._held_bytes  # the first bytes of a body do not count
+        if missing_bytes <= 0:
+            return None
+        most_bytes = self._body_bytes - self._held_bytes  # never more than the longest body that is accepted
+        return self._take_budget(min(max(missing_bytes, _GROWTH_BYTES), most_bytes))
 
     def _take_budget(self, count: int) -> HttpResponse | None:
         """Take *count* bytes of the byte budget for the body, or refuse it."""
@@ -569,6 +572,7 @@ class ServerConnection(Receiver):
         """Refuse bytes that are no complete request, and end the connection."""
         self._release()
         target = self._target if self._target.path else RequestTarget(self._url.decode("latin-1"), "", "")
+        # None: it is not open, because its answer is written here
         exchange = HttpExchange(None, self._method, target, self._headers, b"", self._peer)
         sent_bytes = self._write(self._method, response, keep=False)
         self._server.record(exchange, response, sent_bytes)
@@ -620,9 +624,9 @@ class ServerConnection(Receiver):
                 logger.exception("gone callback failed on %s %s", exchange.method, exchange.path)
 
     def _release(self) -> None:
-        """Release the bytes and the passage of a request that has ended."""
+        """Release what a request that has ended held: bytes of the budget, and the gate's admission (passage)."""
         if self._held_bytes:
-            self._server.budget.give(self._held_bytes)
+            self._server.budget.release(self._held_bytes)
             self._held_bytes = 0
         if self._passage is not None:
             passage, self._passage = self._passage, None
@@ -630,7 +634,7 @@ class ServerConnection(Receiver):
 
     def _release_unread(self) -> None:
         """Return the bytes of unread answers to the budget: they were sent, or the connection has ended."""
-        self._server.budget.give(self._unread_bytes)
+        self._server.budget.release(self._unread_bytes)
         self._unread_bytes = 0
 
     def abort(self) -> None:
@@ -722,7 +726,7 @@ class ConnectionTable:
         self.handler, self.gate, self.vital = handler, gate, vital
         self.limits = limits
         self.budget = budget or ByteBudget(limits.connections * limits.body_bytes)
-        self.easy_bytes = min(UNCOUNTED_BYTES, limits.body_bytes)
+        self.uncounted_bytes = min(UNCOUNTED_BYTES, limits.body_bytes)
         """Bodies up to this do not count towards the byte budget."""
         self.slots, self.reserve = ConnectionSlots(limits.connections), ConnectionSlots(limits.reserve)
         self.all_taken = f"all {limits.connections} connections are taken; try again later"

@@ -59,7 +59,7 @@ class ConnectionSlots:
         self.limit = limit
         self.taken: set[Any] = set()
         self.idle: dict[Any, None] = {}
-        """Connections without a complete request head, the one idle longest first."""
+        """Connections without a complete request head, as an ordered set: the one idle longest first."""
 
     def take(self, holder: SlotHolder) -> bool:
         """Give a connection a slot, if necessary that of an idle connection; False if there is neither."""
@@ -113,6 +113,6 @@ class ByteBudget:
         self.held_bytes += count
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
-    def give(self, count: int) -> None:
+    def release(self, count: int) -> None:
         """Release *count* bytes."""
         self.held_bytes -= count

@@ -126,7 +126,7 @@ def parse_target(url: bytes) -> RequestTarget | None:
     """Parse a request target; None if it is malformed, or of a form that the server does not serve."""
     raw, authority = url.decode("latin-1"), ""
     if not raw.startswith("/"):
-        if raw == "*":
+        if raw == "*":  # of OPTIONS
             return RequestTarget(raw, raw, "")
         absolute = _ABSOLUTE.match(raw)
         if absolute is None:
@@ -217,18 +217,18 @@ def rank_of(headers: Mapping[str, str]) -> ClientRank:
 
 
 class ServerEstimate(NamedTuple):
-    """A server's estimate for the next request of the same model; times are nanoseconds."""
+    """A server's estimate for the next request of the same model."""
 
-    ahead: int
+    wait_ns: int
     """Time until a lane is free for the request."""
-    own: int
+    compute_ns: int
     """Computing time of the request."""
     lanes: int
     """Number of such requests that are computed at a time."""
 
     def header(self) -> tuple[str, str]:
-        """Return the header of an answer."""
-        return ESTIMATE, f"{self.ahead // 1000} {self.own // 1000} {self.lanes}"
+        """Return the header of an answer, with the times in microseconds."""
+        return ESTIMATE, f"{self.wait_ns // 1000} {self.compute_ns // 1000} {self.lanes}"
 
 
 def age_of(headers: Mapping[str, str]) -> int | None:
@@ -246,5 +246,5 @@ def estimate_in(head: bytes) -> ServerEstimate | None:
     match = _ESTIMATE.search(head)
     if match is None:
         return None
-    ahead, own, lanes = (int(number) for number in match.groups())
-    return ServerEstimate(ahead * 1000, own * 1000, max(1, lanes))
+    wait_us, compute_us, lanes = map(int, match.groups())
+    return ServerEstimate(wait_us * 1000, compute_us * 1000, max(1, lanes))

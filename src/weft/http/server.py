@@ -171,12 +171,12 @@ class HttpServer(ConnectionTable):
 class Listener:
     """Listening sockets on every address of a host, which survive the limit of open files.
 
-    asyncio's own listeners do not report that limit, or close the listening socket. accepted: callback for an accepted
-    socket. short: callback that frees a file descriptor when none is left for another connection.
+    asyncio's own listeners do not report that limit, or close the listening socket. on_accept: called with every
+    accepted socket. free_descriptor: called to free a file descriptor when none is left for another connection.
     """
 
-    def __init__(self, accepted: Callable[[socket.socket], None], short: Callable[[], None]) -> None:
-        self._on_accept, self._free_descriptor = accepted, short
+    def __init__(self, on_accept: Callable[[socket.socket], None], free_descriptor: Callable[[], None]) -> None:
+        self._on_accept, self._free_descriptor = on_accept, free_descriptor
         self._sockets: list[socket.socket] = []
         self._paused: dict[socket.socket, asyncio.TimerHandle] = {}
         self._logged_s = -SAY_EVERY_S

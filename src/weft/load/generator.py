@@ -4,6 +4,8 @@ The load is open-loop: a request is sent at its scheduled time, whether or not e
 latency counts from that time even if the generator, or a connection, was late. A server that stalls is thus charged for
 every request that it kept waiting, not only for the one that hung. Closed streams are the exception: a client's next
 request is scheduled when the last one is answered and the think time has passed.
+
+Requests besides the load, such as those for metadata, have a connection of their own (*control*).
 """
 
 from __future__ import annotations
@@ -69,6 +71,8 @@ LEAD_S = 0.05
 """Time before the first request, in which the loop settles after the setup."""
 PAUSE_S = 0.05
 """Shortest pause of a closed client after its connection failed, so that a dead server is not hammered."""
+OPENED_BEFORE = 4
+"""Connections opened before the first request, at least; more are opened when requests need them."""
 ROUND_TRIPS = 50
 """Probes whose median is the round trip: enough that a few slow ones do not count."""
 PROGRESS_S = 0.2
@@ -121,8 +125,9 @@ async def drive(
         preparation = await _prepare(workload, control, deadlines, api_key)
         overheads = [await _measure_overhead_s(control, payload.requests[0], alone) for payload in preparation.payloads]
         run = _LoadRun(workload, preparation, pool, clock)
-        # 4 also as the last argument: without closed streams, max() needs two arguments
-        await _open_connections(pool, max(4, *(s.clients for s in workload.stream if s.arrival == "closed"), 4))
+        # some connections, or all that closed clients need, are open before the first request is timed
+        closed_clients = [stream.clients for stream in workload.stream if stream.arrival == "closed"]
+        await _open_connections(pool, max([OPENED_BEFORE, *closed_clients]))
         started, cpu_s = datetime.now(UTC), time.thread_time()
         await run.go(progress)
         cpu_s = time.thread_time() - cpu_s
@@ -373,6 +378,7 @@ class _LoadRun:
 
         The result is three lists of one length: times, streams, and the requests' numbers in their streams.
         """
+        # empty arrays, so that a workload without open streams has something to concatenate
         times, owners, numbers = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         total = 0
         for index, stream in enumerate(self.streams):
@@ -460,6 +466,7 @@ async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str |
         metadata = await _get_metadata(control, stream, key)
         inputs = read_inputs(stream.model, metadata)
         if shapeless := inputs_without_shape(stream, inputs):
+            # a weft server tells the shapes at which it measures the model
             answer = await _call_server(control, "GET", f"{model_path(stream)}/config", key)
             known = read_shapes(_parse_json(answer.body) if answer.status == OK else None)
             server_shapes = {name: shape for name, shape in known.items() if name in shapeless}
@@ -517,7 +524,7 @@ async def _get_metadata(control: Pool, stream: Stream, key: str | None) -> Any:
     """Return the metadata of a stream's model; InputError with near names if the server does not have the model."""
     path, name = model_path(stream), served_name(stream.model)
     answer = await _call_server(control, "GET", path, key)
-    if answer.status not in (400, 404):
+    if answer.status not in (400, 404):  # the statuses with which servers answer for an unknown model
         return _checked_json(control, path, answer)
     index = await _call_server(control, "POST", "v2/repository/index", key, b"{}")
     rows = _parse_json(index.body) if index.status == OK else None

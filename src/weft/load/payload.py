@@ -245,7 +245,8 @@ def _draw_values(stream: Stream, spec: TensorSpec, shape: tuple[int, ...], rng: 
     Random integers are 0 or 1, which are valid even as indices into a table.
     """
     dtype = DATATYPES[spec.datatype]
-    if float(np.prod(shape, dtype=float)) * max(dtype.itemsize, 8) > MAX_TENSOR_BYTES:
+    element_bytes = max(dtype.itemsize, 8)  # numpy draws integers of 8 bytes
+    if float(np.prod(shape, dtype=float)) * element_bytes > MAX_TENSOR_BYTES:
         raise WorkloadError(f"{stream.model}: its input {spec.name!r} of shape {written(shape)} is too large to send")
     if dtype == np.object_:
         return np.full(shape, WORD, np.object_)
@@ -298,7 +299,8 @@ def read_samples(path: str | Path, inputs: Sequence[TensorSpec]) -> Samples:
     try:
         names, input_names = array_names(path), [spec.name for spec in inputs]
         require_arrays(names, input_names)
-        return _check_samples(read_arrays(path, {*input_names, *({LABEL} & {*names})}, MAX_ARRAY_BYTES), inputs)
+        wanted = {*input_names, *({LABEL} & {*names})}  # a file may lack labels
+        return _check_samples(read_arrays(path, wanted, MAX_ARRAY_BYTES), inputs)
     except InputError as error:
         raise WorkloadError(f"{path}: {error}") from error
 

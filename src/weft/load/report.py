@@ -35,8 +35,8 @@ LOST = -1
 
 EXIT = "weft_exit"
 """The output with the exit of each row, counted from 1."""
-OURS = "weft_"
-"""Prefix of outputs that are not the model's."""
+WEFT_PREFIX = "weft_"
+"""Prefix of the outputs that weft adds to a model's own."""
 
 SHOWN_CHARACTERS = 200
 """Longest text of an error that is kept: one line in a report."""
@@ -92,7 +92,7 @@ def announces_exits(metadata: Any) -> bool:
 
 def class_of(answer: Mapping[str, _Output]) -> int:
     """Return the index of the largest score in the model's first output; Unreadable if that has no scores."""
-    output = next((output for name, output in answer.items() if not name.startswith(OURS)), None)
+    output = next((output for name, output in answer.items() if not name.startswith(WEFT_PREFIX)), None)
     if output is None:
         raise Unreadable("it has no outputs")
     if not output.shape or output.shape[-1] < 2 or math.prod(output.shape[:-1]) != 1:
@@ -128,8 +128,8 @@ def outputs_of(answer: Answer) -> dict[str, _Output]:
         raise Unreadable(f"it is no answer of the protocol ({type(error).__name__}: {error})") from None
 
 
-def _parse_outputs(entries: Any, body: bytes, begin: int) -> Iterator[_Output]:
-    """Yield the outputs of an answer; *entries*: the JSON list; *begin*: where binary tensors start in *body*."""
+def _parse_outputs(entries: Any, body: bytes, position: int) -> Iterator[_Output]:
+    """Yield the outputs of an answer; *entries*: the JSON list; *position*: where binary tensors start in *body*."""
     for entry in entries:
         name, shape = str(entry["name"]), tuple(int(size) for size in entry["shape"])
         if min(shape, default=0) < 0:
@@ -138,9 +138,9 @@ def _parse_outputs(entries: Any, body: bytes, begin: int) -> Iterator[_Output]:
             data = entry["data"]
         else:
             size = int(entry["parameters"]["binary_data_size"])
-            if not 0 <= size <= len(body) - begin:
+            if not 0 <= size <= len(body) - position:
                 raise Unreadable(f"its output {name!r} of {size} bytes is not in it")
-            data, begin = body[begin : begin + size], begin + size
+            data, position = body[position : position + size], position + size
         yield _Output(name, str(entry["datatype"]), shape, data)
 
 
@@ -149,7 +149,7 @@ class AnswerContents:
     """Samples, exits and classes of a stream, request by request; None for what was not read."""
 
     sample: Ints | None = None
-    """The sample that was sent."""
+    """Number of the sample that was sent."""
     exit: Ints | None = None
     """The exit that the sample took, counted from 1; NO_EXIT without a readable answer."""
     prediction: Ints | None = None
@@ -200,13 +200,16 @@ class AnswerReader:
             self._unreadable += 1
             self._problem = self._problem or str(problem)[:SHOWN_CHARACTERS]
 
-    def contents(self, rows: Ints | None, exit_count: int) -> AnswerContents:
-        """Return the contents of all answers; *rows*: the sample of each; *exit_count*: exits of the model."""
+    def contents(self, samples: Ints | None, exit_count: int) -> AnswerContents:
+        """Return the contents of all answers.
+
+        samples: the number of the sample that each request sent. exit_count: exits of the model, 0 if unknown.
+        """
         return AnswerContents(
-            sample=rows,
+            sample=samples,
             exit=np.array(self._exit, np.int64) if self._exits else None,
             prediction=None if self._labels is None else np.array(self._class, np.int64),
-            labels=None if self._labels is None or rows is None else self._labels[rows],
+            labels=None if self._labels is None or samples is None else self._labels[samples],
             exit_count=exit_count,
             unreadable=self._unreadable,
             problem=self._problem,
@@ -410,7 +413,7 @@ def _figures(
     answered_s = latency_s[status == OK]
     limit_s = np.inf if deadline_ms is None else deadline_ms / 1e3
     met = int(np.count_nonzero(answered_s <= limit_s))
-    percentiles_s = ranks(answered_s, (0.5, 0.9, 0.95, 0.99, 0.999, 1.0))
+    percentiles_s = observed_quantiles(answered_s, (0.5, 0.9, 0.95, 0.99, 0.999, 1.0))
     return StreamFigures(
         scheduled=len(status),
         answered=len(answered_s),
@@ -423,7 +426,7 @@ def _figures(
         met_share=met / len(status) if len(status) and deadline_ms is not None else None,
         mean_s=float(answered_s.mean()) if len(answered_s) else None,
         **dict(zip(("p50_s", "p90_s", "p95_s", "p99_s", "p999_s", "max_s"), percentiles_s, strict=True)),
-        **dict(zip(("lag_p99_s", "lag_max_s"), ranks(lag_s, (0.99, 1.0)), strict=True)),
+        **dict(zip(("lag_p99_s", "lag_max_s"), observed_quantiles(lag_s, (0.99, 1.0)), strict=True)),
         accuracy=_accuracy(contents),
         exit_shares=_exit_shares(contents),
         p99_max_of=largest_of(len(answered_s)),
@@ -446,7 +449,7 @@ def _exit_shares(contents: AnswerContents) -> tuple[float, ...] | None:
     return tuple((counts / len(taken)).tolist())
 
 
-def ranks(values: Floats, shares: Sequence[float]) -> list[float | None]:
+def observed_quantiles(values: Floats, shares: Sequence[float]) -> list[float | None]:
     """Return the quantiles of *values* at *shares* (0 to 1): observed values, not interpolated; None without values."""
     if not len(values):
         return [None] * len(shares)

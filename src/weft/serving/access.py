@@ -157,17 +157,18 @@ class Keys:
     """The API keys of a server; without any, all requests are allowed."""
 
     def __init__(
-        self, own: str | None = None, file: Path | None = None, now: Callable[[], float] = time.monotonic
+        self, server_key: str | None = None, file: Path | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """own: the server's own key. file: the keys file; InputError if it cannot be used. now: clock in seconds."""
+        """server_key: the server's own key. file: the keys file, InputError if it is invalid. now: clock in seconds."""
         self._file, self._now = file, now
         self._secret = hashlib.blake2b(key=secrets.token_bytes(32), digest_size=32)
-        self.required = own is not None or file is not None
+        self.required = server_key is not None or file is not None
         self.callers: dict[str, Caller] = {}
         """Users of keys by name, including those whose key was removed."""
-        self._without_key = None if self.required else self._caller(ANYBODY)
-        self._server_key = {} if own is None else {self._digest(own): self._caller(OWN)}
-        self._by_digest: dict[bytes, Caller] = dict(self._server_key)
+        self._without_key = None if self.required else self._caller_named(ANYBODY)
+        own = {} if server_key is None else {self._digest(server_key): self._caller_named(OWN)}
+        self._own_by_digest: dict[bytes, Caller] = own  # the user of the server's own key, if there is one
+        self._by_digest = dict(own)
         self._next_check_s = 0.0
         self._file_signature: tuple[int, ...] | None = None
         if file is not None:
@@ -189,7 +190,7 @@ class Keys:
             key = token.strip()
         return self._by_digest.get(self._digest(key))
 
-    def known(self, headers: Mapping[str, str]) -> Caller:
+    def require_caller(self, headers: Mapping[str, str]) -> Caller:
         """Return the user of a request's key; Unauthorised without a valid key."""
         caller = self.caller(headers)
         if caller is None:
@@ -210,7 +211,7 @@ class Keys:
         except InputError as error:
             log.error("%s; the keys stay as they were", error)
         else:
-            log.info("%s: %d keys", self._file, len(self._by_digest) - len(self._server_key))
+            log.info("%s: %d keys", self._file, len(self._by_digest) - len(self._own_by_digest))
 
     def _replace_file_keys(self, configs: list[KeyConfig]) -> None:
         """Replace the keys of the file by *configs*; the server's own key stays.
@@ -218,16 +219,16 @@ class Keys:
         Users whose keys were removed keep their counters, but their requests are refused.
         """
         digests = [self._digest(config.key) for config in configs]
-        if self._server_key.keys() & set(digests):
+        if self._own_by_digest.keys() & set(digests):
             raise InputError(f"{self._file}: one of its keys is the server's own; use another")
         for caller in self.callers.values():
             caller.removed = caller.name != OWN
-        self._by_digest = dict(self._server_key)
+        self._by_digest = dict(self._own_by_digest)
         for digest, config in zip(digests, configs, strict=True):
-            self._by_digest[digest] = caller = self._caller(config.name)
+            self._by_digest[digest] = caller = self._caller_named(config.name)
             caller.set_limits(config)
 
-    def _caller(self, name: str) -> Caller:
+    def _caller_named(self, name: str) -> Caller:
         """Return the user of this name, created at the first call."""
         return self.callers.setdefault(name, Caller(name, self._now))
 
@@ -317,7 +318,7 @@ def host_name(host: str) -> str:
     """Return the host name in *host*, a header ``Host`` or a setting, without the port."""
     if host.startswith("["):
         return _normalise_name(host.partition("]")[0])
-    name, colon, port = host.rpartition(":")
+    name, colon, port = host.rpartition(":")  # a colon in the name: an IPv6 address without brackets and port
     return _normalise_name(name if colon and port.isdigit() and ":" not in name else host)
 
 

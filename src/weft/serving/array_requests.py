@@ -65,8 +65,9 @@ def _tensor(name: str, value: npt.ArrayLike, specs: Mapping[str, TensorSpec]) ->
         array: Array = np.asarray(value)
     except ValueError as error:
         raise BadRequest(f"input {name!r}: no array can be made of it: {error}") from error
-    spec_or_none = specs.get(name)
-    spec, dtype, _, _ = fit_input(name, spec_or_none and spec_or_none.datatype, list(array.shape), specs)
+    known = specs.get(name)
+    # the model's own datatype, to which the array is converted below; ``fit_input`` refuses an unknown name
+    spec, dtype, _, _ = fit_input(name, known and known.datatype, list(array.shape), specs)
     if dtype.kind == "O":
         return _strings(array, spec)
     is_integer = dtype.kind in "iu" and array.dtype.kind in "iu"

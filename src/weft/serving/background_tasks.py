@@ -57,6 +57,10 @@ def run_in_background(
     return future
 
 
+def ignore_result(result: object) -> None:
+    """Do nothing with an unwanted result: it needs no clean-up."""
+
+
 def _schedule(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> bool:
     """Schedule *callback* on the loop; return False if the loop has ended."""
     with contextlib.suppress(RuntimeError):

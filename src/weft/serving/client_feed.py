@@ -63,7 +63,7 @@ class ClientFeed:
         """now: the clock of the lanes. retry: puts a request into the queues again after a delay in seconds."""
         self._now, self._retry = now, retry
         self.streams: ServedStreams
-        """Set by the dispatcher, after the source whose queues these are."""
+        """Set by the dispatcher: streams need the engine's queues, which are created after this feed."""
         self.retries = Retries(now)
         self.unanswered: set[ClientTicket] = set()
         self.outbox: list[tuple[ClientTicket, Reply, Outcome]] = []  # answers that ``post`` will send
@@ -82,12 +82,12 @@ class ClientFeed:
         work = batch.work
         assert isinstance(work, BatchWork)
         work.stream.measured = True
-        if work.model.exit_rules:
+        if work.model.exit_rules:  # the end is the last exit, where all remaining requests leave
             self._answer_leaving(work)
         else:
             for ticket, outputs in _results(work):
                 ticket.compute_ns += work.compute_ns
-                if isinstance(outputs, dict) and ticket.model.exit_rules:
+                if isinstance(outputs, dict) and ticket.model.exit_rules:  # stitched: exits are chosen at the end
                     ticket.model.statistics.exits.update(outputs[EXIT].tolist())
                 self.settle(ticket, outputs)
         self._count_execution(work)
@@ -127,8 +127,8 @@ class ClientFeed:
 
     def _count_execution(self, work: BatchWork) -> None:
         """Count a batch in the statistics of its models, with the rows it began with."""
-        work.stream.seen += 1
-        for model, rows in work.began.items():
+        work.stream.computed_batches += 1
+        for model, rows in work.rows_at_start.items():
             model.statistics.executed(rows, work.compute_ns)
 
     def dropped(self, ticket: Ticket, now: int) -> None:
@@ -137,7 +137,7 @@ class ClientFeed:
         if now >= ticket.due:
             self.settle(ticket, Expired(f"{ticket.model.name}: its deadline passed before it was done"))
             return
-        if not ticket.began:
+        if not ticket.began:  # dropped only because of its expected time, which may be too high
             self.streams.relax_estimates(self.streams[ticket.stream])
         self.settle(ticket, Expired(f"{ticket.model.name}: its deadline cannot be met any more"))
 
@@ -151,8 +151,8 @@ class ClientFeed:
         alone, now = len(batch.members) == 1, self._now()
         for ticket in batch.members:
             assert isinstance(ticket, ClientTicket)
-            slack = ticket.due - now - self.streams.expected_ns(ticket.stream) if ticket.strict else NO_DEADLINE
-            verdict = self.retries.verdict(ticket, error, alone=alone, slack_ns=slack)
+            slack_ns = ticket.due - now - self.streams.expected_ns(ticket.stream) if ticket.strict else NO_DEADLINE
+            verdict = self.retries.verdict(ticket, error, alone=alone, slack_ns=slack_ns)
             if isinstance(verdict, RequestError):
                 self.settle(ticket, verdict)
             else:
@@ -279,7 +279,7 @@ class Retries:
     def _quarantine(self, ticket: ClientTicket, error: WorkerDied) -> None:
         """Quarantine inputs that were alone on a worker when it died for the second time."""
         log.warning("%s: a request was on %d workers when they died: %s", ticket.model.name, ticket.deaths, error)
-        if error.suspects > 1 or ticket.gone:
+        if error.suspects > 1 or ticket.gone:  # others were on the worker, too, or the inputs were released
             return
         self.quarantines += 1
         until = self._now() + round(QUARANTINE_S * 1e9)
@@ -295,6 +295,7 @@ def client_error(model: str, error: Exception) -> RequestError:
     """
     if isinstance(error, WorkerDied):
         message = f"{model}: {error}"
+        # without suspects the request was never computed: its worker was being started
         return WorkerDied(message, suspects=error.suspects) if error.suspects else WorkerStarting(message)
     if isinstance(error, RequestError):
         return error

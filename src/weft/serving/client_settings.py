@@ -50,6 +50,9 @@ _TRACE_KEYS = ("trace_level", "trace_rate", "trace_count", "log_frequency", "tra
 PARAMETER_PREFIX = "weft_"
 """Prefix of weft's settings among a configuration's parameters."""
 
+LATEST_VERSION = {"latest": {"num_versions": 1}}
+"""Triton's default ``version_policy``, which its clients send even if it was not shown."""
+
 SETTABLE = frozenset({
     "slo_ms", "timeout_ms", "priority", "max_batch", "batch_timeout_ms", "queue_size", "grain_ms", "max_pieces",
     "shapes", "values", "exit_threshold", "exit_floor",
@@ -170,11 +173,11 @@ class TraceSettings:
 
     def as_dict(self, model: str = "") -> dict[str, Any]:
         """Return the effective settings of the server or of a model, by the protocol's names."""
-        level, rate, count = self._effective(self._models.get(model))
+        with_level, with_rate, with_count = self._effective(self._models.get(model))
         return {
-            "trace_level": [level.level],
-            "trace_rate": str(rate.rate),
-            "trace_count": str(count.count),
+            "trace_level": [with_level.level],
+            "trace_rate": str(with_rate.rate),
+            "trace_count": str(with_count.count),
             "log_frequency": "0",
             "trace_file": "",
             "trace_mode": "triton",
@@ -201,13 +204,13 @@ class TraceSettings:
         if self.everything:
             return True
         model_scope = self._models.get(model)
-        level, rate, count = self._effective(model_scope)
+        with_level, with_rate, with_count = self._effective(model_scope)
         counter = model_scope or self._server  # a model with any setting of its own has its own counter
         counter.seen += 1
-        if level.level == OFF or not count.count or counter.seen % (rate.rate or 1):
+        if with_level.level == OFF or not with_count.count or counter.seen % (with_rate.rate or 1):
             return False
-        if count.count > 0:
-            count.count -= 1
+        if with_count.count > 0:  # not ENDLESS
+            with_count.count -= 1
         return True
 
     def _effective(self, model_scope: _Scope | None) -> tuple[_Scope, _Scope, _Scope]:
@@ -333,12 +336,12 @@ def _read_changes(config: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterat
     """
     for key, value in config.items():
         if key == "max_batch_size":
-            yield "max_batch", value or 1
+            yield "max_batch", value or 1  # 0 is Triton's value for models that are not batched
         elif key == "dynamic_batching":
             yield from _read_batching(value)
         elif key == "parameters":
             yield from _read_parameters(value, shown.get("parameters", {}))
-        elif value and value != shown.get(key) and (key, value) != ("version_policy", {"latest": {"num_versions": 1}}):
+        elif value and value != shown.get(key) and (key, value) != ("version_policy", LATEST_VERSION):
             raise Unsupported(f"config: {key[:64]!r} cannot be set when a model is loaded; leave it out")
 
 

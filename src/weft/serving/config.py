@@ -162,6 +162,7 @@ def read_model_config(path: Path, *, where: str | None = None) -> ModelConfig:
 
 def _check_host(text: str) -> str:
     """Check an address or a host name, without a port and without brackets; ValueError for other text."""
+    # digits and dots alone are no name, but may be an address
     is_name = re.fullmatch(r"[A-Za-z0-9._-]{1,253}", text) and not re.fullmatch(r"[0-9.]+", text)
     if not is_name and (_address(text) is None or not re.fullmatch(r"[A-Za-z0-9._:%-]+", text)):
         raise ValueError("must be an address or a host name, without a port or brackets")

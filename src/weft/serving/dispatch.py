@@ -3,8 +3,9 @@
 Everything here runs on the event loop's thread, so there are no locks; only lanes are threads. The ``Dispatcher`` takes
 a step of the engine whenever a request arrives, a segment ends or a timer fires. ``client_feed`` answers requests,
 ``segment_observer`` learns from segments, ``ComputeLimits`` enforces the timeouts of computation: requests beyond
-``max_compute_s``, and lanes whose segment overruns its expected time. The engine, the source of work and the policies
-are those of the simulator (``engine``).
+``max_compute_s``, and lanes whose segment overruns its expected time. Lanes of a GPU run ahead: they get further
+segments before the running one has ended. The engine, the source of work (the queues) and the policies are those of the
+simulator (``engine``).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from weft.serving.tickets import BatchWork, ClientTicket, MixedWork
 log = logging.getLogger("weft.engine")
 
 QUEUE_FULL = "exceeds its maximum queue size"
+"""Part of an error message, by which ``planning`` recognizes this error."""
 TURN_NS = 2_000_000
 """How long a turn of the engine may hold the event loop; longer would delay the network, shorter costs throughput."""
 
@@ -68,6 +70,7 @@ class Dispatcher:
         make_request_policy(policy, setting, options)  # checks the options before lanes are started
         count = len(shares.lanes) if shares else lanes
         self.lanes = LaneExecutor(backend, count, self._work_of, self._wake, pin=pin, shares=shares is not None)
+        # what policies must know of the lanes, once these exist
         self._setting = replace(setting, ahead=self.lanes.ahead, apart=self.lanes.apart)
         self.policy = make_request_policy(policy, self._setting, options)
         self._policy_choice = policy, options, late  # to make the policy again when the lanes change
@@ -78,6 +81,7 @@ class Dispatcher:
         self.streams = self.feed.streams = ServedStreams(self._source, programs, remaining, self.sharing)
         self.recorder = Recorder(self.lane_name)
         self.observer = SegmentObserver(self.policy, self.lanes, self.streams, self.recorder, self.sharing)
+        # called for every segment that has ended
         self.lanes.watch = self._release_segment if self.lanes.ahead else self.observer.ended
         self._limits = ComputeLimits(loop, self.lanes, self._source, self.withdraw, self._pump_soon)
         self._pumping = False
@@ -93,8 +97,8 @@ class Dispatcher:
         """Requests that are not answered, including those whose answers are sent in the next turn."""
         return len(self.feed.unanswered) + len(self.feed.outbox)
 
-    def ahead(self) -> int:
-        """Return the ticks until a lane is free for a new request that is on time."""
+    def wait_ns(self) -> int:
+        """Return the expected time until a lane is free for a new request that is on time."""
         return self._source.admission.free_in(NO_DEADLINE, self.lanes.now())
 
     def lane_name(self, lane: int) -> str:
@@ -154,6 +158,7 @@ class Dispatcher:
         stream = self.streams.stream_for(model, ticket.inputs)
         self._pump_soon()
         deadlines = self._source.deadlines
+        # segments that have ended, and requests whose deadline has passed, must not count as work ahead of this one
         if self.lanes.ended or (deadlines.heap and deadlines.any_passed(now)):
             self._account()
         ticket.enter(stream, now)
@@ -286,7 +291,7 @@ class Dispatcher:
         elif self.feed.outbox:  # an inline segment would delay the answers
             self.feed.post()
         if self.lanes.ahead:  # keep stream and body until the segment has ended, which may be after its batch has
-            work.stream.on_lanes += 1
+            work.stream.segments_on_lanes += 1
             work.model.leases += 1
         return work, inline
 
@@ -307,7 +312,7 @@ class Dispatcher:
         try:
             self.observer.ended(lane, completion)
         finally:
-            stream.on_lanes -= 1
+            stream.segments_on_lanes -= 1
             self.feed.release(stream.model)
 
 
@@ -342,14 +347,14 @@ class ComputeLimits:
         lanes: LaneExecutor,
         source: Requests,
         withdraw: Callable[[ClientTicket, RequestError], None],
-        freed: Callable[[], None],
+        on_lane_freed: Callable[[], None],
     ) -> None:
         """source: the queues. withdraw: answers a request with an error.
 
-        freed: called after a lane whose segment took much longer than expected was replaced by a new lane.
+        on_lane_freed: called after a lane whose segment took much longer than expected was replaced by a new lane.
         """
         self._loop, self._lanes, self._source = loop, lanes, source
-        self._withdraw, self._on_lane_freed = withdraw, freed
+        self._withdraw, self._on_lane_freed = withdraw, on_lane_freed
         self._timer: asyncio.TimerHandle | None = None
         self._next_check = NO_DEADLINE
 
@@ -402,7 +407,8 @@ class ComputeLimits:
         Requests beyond their limit get an error. A segment whose end was reported to the engine already is stopped if
         it exceeds the limit and no request of its batch needs it.
         """
-        (stream, query), began = task.batch, now if task.began is None else task.began
+        stream, query = task.batch  # query: number of the batch within its stream
+        began = now if task.began is None else task.began  # None: the lane, which runs ahead, has not begun it
         batch = self._source.queues[stream].by_query.get(query)
         work, limit_at = batch.work if batch else None, NO_DEADLINE
         if isinstance(work, BatchWork):

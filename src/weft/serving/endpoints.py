@@ -206,13 +206,13 @@ def _region_endpoints(kind: str, schema: Json, body: Json, *, works: bool) -> li
         f"{base}/unregister", POST, f"{memory}Unregister", "Unregister all regions",
         handle=unregister, rpc=Rpc(f"{method}Unregister"),
     )  # fmt: skip
-    single: dict[str, Any] = {"statuses": (404,), "rpc": None}
+    single: dict[str, Any] = {"statuses": (404,), "rpc": None}  # the gRPC call has one entry: that for all regions
     return [
         status_of_all,
         replace(status_of_all, path=f"{path}/status", id=f"{memory}RegionStatus", summary="One region", **single),
         Endpoint(
-            f"{path}/register", POST, f"{memory}Register", "Register a region, which belongs to the API key", None,
-            body, (404,), works=works, handle=register, rpc=Rpc(f"{method}Register"),
+            f"{path}/register", POST, f"{memory}Register", "Register a region, which belongs to the API key",
+            body=body, statuses=(404,), works=works, handle=register, rpc=Rpc(f"{method}Register"),
         ),
         unregister_all,
         replace(
@@ -381,6 +381,6 @@ def model_of(path: str) -> tuple[str, bool]:
     if endpoint and endpoint.computes:
         return name, True
     match path.split("/"):
-        case ["", "v2", "models", name, *_] if name and name != "stats":
+        case ["", "v2", "models", name, *_] if name and name != "stats":  # a path for all models
             return unquote(name), False
     return "", False

@@ -100,5 +100,5 @@ def _scalar(text: str) -> bool | int | float | str:
         value = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):  # ValueError: also a number of more than 4300 digits
         return text
-    scalar = value["value"] if len(value) == 1 else text
+    scalar = value["value"] if len(value) == 1 else text  # a text of several lines may have set other keys, too
     return scalar if isinstance(scalar, (bool, int, float)) else text

@@ -46,13 +46,16 @@ class ExitRules:
     def __init__(
         self, exits: ModelExits, steering: Steering, record: ExitRecord | None = None, *, at_end: bool = False
     ) -> None:
-        """record: measured exit rates and accuracies by threshold; without it the exits count as equally frequent.
+        """steering: how load changes the threshold.
+
+        record: measured exit rates and accuracies by threshold; without it the exits count as equally frequent.
 
         at_end: all requests run to the end, and each row's exit is chosen there, as for the models of a body.
         """
         self.names = tuple(spec.output for spec in exits.specs)
-        self.steered, self.record = Steered(steering), record
+        self.steered, self.record = Steered(steering), record  # steered: lowers the threshold under load
         count = len(self.names)
+        # the share of rows that leaves at each exit: first those of the record, then learned
         self.shares = ExitShares(record.rates(steering.top) if record else [1 / count] * count)
         self._confidence_kind = exits.confidence
         self._by_segment = {spec.segment: number for number, spec in enumerate(exits.specs, start=1)}
@@ -123,16 +126,20 @@ def make_task_exits(task: TaskSpec, config: ModelConfig) -> ExitRules | None:
     """Return the exit rules of a task, which is one of the models of a body; None if it has no exits."""
     if not task.exits:
         return None
+    # the segment has no meaning: exits are chosen at the end
     exits = tuple(ExitSpec(output=name, segment=0) for name in task.exits)
     return ExitRules(ModelExits(exits, config.exit_confidence), Steering(config.exit_threshold), at_end=True)
 
 
 def requestable_outputs(outputs: tuple[TensorSpec, ...], end: str | None) -> tuple[TensorSpec, ...]:
-    """Return the outputs that clients may request; *end* is the last of the model's exits, None without exits."""
+    """Return the outputs that clients may request; *end* is the last of the model's exits, None without exits.
+
+    With exits: the last one, which holds the answer of each row, and the exit and the confidence of each row.
+    """
     if end is None:
         return outputs
-    answers = tuple(spec for spec in outputs if spec.name == end)
-    return (*answers, TensorSpec(EXIT, "INT64", (-1,)), TensorSpec(CONFIDENCE, "FP32", (-1,)))
+    last = tuple(spec for spec in outputs if spec.name == end)
+    return (*last, TensorSpec(EXIT, "INT64", (-1,)), TensorSpec(CONFIDENCE, "FP32", (-1,)))
 
 
 def read_exit_record(model: Path, name: str, exits: int) -> ExitRecord:
@@ -144,5 +151,5 @@ def read_exit_record(model: Path, name: str, exits: int) -> ExitRecord:
     except WorkloadError as error:
         raise ModelError(str(error).replace(str(path), name)) from error
     if record.exits != exits:
-        raise ModelError(miscounted(f"exit_record = {name!r}", record.exits, exits - 1))
+        raise ModelError(miscounted(f"exit_record = {name!r}", record.exits, early_exits=exits - 1))
     return record

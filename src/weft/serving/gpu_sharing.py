@@ -1,6 +1,8 @@
 """Shares of a GPU among the models of a server: the lanes, the sensitivity of programs, and observed contention.
 
-Until the device's worker has opened a model, the possible shares are unknown: models run on streams of the whole GPU.
+The sensitivity of a program is how much slower it is on smaller shares. A cut divides the GPU's multiprocessors between
+two lanes; until the device's worker has opened a model, the possible cuts are unknown, and models run on streams of the
+whole GPU.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ from weft.engine.policies import policy_called
 from weft.runtime.device_kinds import device_kind
 
 UNMEASURED = GpuLikeness(speeds={4096: 1.0}, kernel_us=10.0, memory=0.5)
-"""Assumption for a model that was not measured on shares: it fills the GPU, and uses half of the memory bandwidth."""
+"""Assumption for a model that was not measured on shares: it fills the GPU, and uses half of the memory bandwidth.
+
+4096 multiprocessors: more than any GPU has, so no speed on a share is known."""
 UNCUT = GpuCuts(sms=1)
 """Placeholder until the device's worker reports how the GPU can be divided."""
 ALONE, BESIDE = 0.05, 0.9
 """Overlaps, as a part of a segment's time: below the first it ran alone, above the second beside another segment."""
 UPDATE_TICKS = 10_000_000
-"""Learned speeds reach the policy every 10 ms per pair of bodies: it must enumerate all assignments again each time."""
+"""Learned speeds reach the policy every 10 ms per pair of bodies: it must enumerate all assignments of models to lanes
+again each time."""
 KEPT = 64
 """Ended segments that are kept to compute overlaps with segments that end later."""
 
@@ -70,7 +75,7 @@ class GpuSharing:
         self._tags: list[int] = []
         self._living: set[int] = set()
         """Loaded bodies."""
-        self._numbers = count()
+        self._numbers = count()  # unused numbers, for bodies and for tags
         self.shares = self.cuts.shares(self._kinds, self._bodies, self._tags)
         self._ended: deque[LaneRun] = deque(maxlen=KEPT)
         """The last segments, in the order of their ends."""
@@ -85,14 +90,14 @@ class GpuSharing:
         """Return an unused number for another body."""
         return next(self._numbers)
 
-    def put(self, first: int, likes: Sequence[GpuLikeness], body: int) -> None:
-        """Register the programs of a body, numbered from *first*; *likes*: the sensitivity of each to shares."""
+    def put(self, first: int, sensitivities: Sequence[GpuLikeness], body: int) -> None:
+        """Register the programs of a body, numbered from *first*; *sensitivities*: of each, to shares."""
         self._living.add(body)
         self._predicted.clear()
-        end = first + len(likes)
-        self._kinds[first:end] = likes
-        self._bodies[first:end] = [body] * len(likes)
-        self._tags[first:end] = [0] * len(likes)
+        end = first + len(sensitivities)
+        self._kinds[first:end] = sensitivities
+        self._bodies[first:end] = [body] * len(sensitivities)
+        self._tags[first:end] = [0] * len(sensitivities)
         self._tag(body)
 
     def _tag(self, body: int) -> None:
@@ -158,12 +163,13 @@ class GpuSharing:
         self._publish(run.end)
         kinds = [run.kind, *[kind for kind, _ in main_neighbours]]
         lanes = [run.lane, *[lane for _, lane in main_neighbours]]
-        return ObservedContention(alone=False, speed=self.shares.speeds(kinds, lanes)[0])
+        speed, *_ = self.shares.speeds(kinds, lanes)  # of this segment, then of its neighbours
+        return ObservedContention(alone=False, speed=speed)
 
     def _overlaps(self, run: LaneRun, running: Iterable[LaneRun]) -> tuple[dict[tuple[int, int], int], bool]:
         """Return for how many ticks a segment ran at the same time as others, by their kind and lane.
 
-        Also return whether its lane was busy right before it.
+        running: segments still on other lanes. Also return whether its lane was busy right before it.
         """
         overlaps, lane_was_busy = dict[tuple[int, int], int](), False
         for other in running:
@@ -181,16 +187,16 @@ class GpuSharing:
         if self.shares.seen.learn(pair, speed / self._predict_speed(run, *neighbour)):
             self._changed.add(pair.body)
 
-    def _predict_speed(self, run: LaneRun, other: int, others_lane: int) -> float:
-        """Return the predicted speed of a segment next to one of another kind, before any observation."""
-        key = run.kind, run.lane, other, others_lane
+    def _predict_speed(self, run: LaneRun, other_kind: int, other_lane: int) -> float:
+        """Return the speed of a segment next to one of *other_kind* on *other_lane*, predicted without observations."""
+        key = run.kind, run.lane, other_kind, other_lane
         if key not in self._predicted:
-            self._predicted[key] = self.shares.predicted([run.kind, other], [run.lane, others_lane])[0]
+            self._predicted[key] = self.shares.predicted([run.kind, other_kind], [run.lane, other_lane])[0]
         return self._predicted[key]
 
 
 def _add_overlap(run: LaneRun, other: LaneRun, overlaps: dict[tuple[int, int], int]) -> None:
-    """Add the ticks during which *other*, a segment on another lane, ran at the same time to *overlaps*."""
+    """Add the ticks during which *other*, a segment on another lane, ran at the same time as *run* to *overlaps*."""
     overlap = min(run.end, other.end) - max(run.start, other.start)
     if overlap > 0 and other.lane != run.lane:
         key = other.kind, other.lane

@@ -57,7 +57,7 @@ class Health:
         self._ending = asyncio.Event()
         self.watchers = 0
 
-    def whole(self) -> Any:
+    def check_server(self) -> Any:
         """Answer ``Check`` without a key, which always concerns the server as a whole."""
         return HealthCheckResponse(status=self.status(""))
 

@@ -117,7 +117,7 @@ def parse_small(kind: Any, data: bytes, limit_bytes: int = SMALL_BYTES) -> Any:
         raise TooLarge(f"message has {len(data)} bytes, more than the limit of {limit_bytes} bytes")
     if len(data) > QUICK_BYTES:
         for _ in _limit_fields(_scan_fields(data, 0, len(data)), kind.DESCRIPTOR, 0):
-            continue
+            continue  # the iteration only enforces the limit
     return parse(kind, data)
 
 
@@ -201,7 +201,7 @@ def _scan_fields(data: bytes, position: int, end: int) -> Iterator[_Field]:
 def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
     """Decode the variable-length number at *position*; return it, and the position after it."""
     value = shift = 0
-    while position < end and shift < 70:
+    while position < end and shift < 70:  # at most ten bytes, with seven bits each
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift

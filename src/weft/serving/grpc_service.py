@@ -70,9 +70,12 @@ class _PendingInfer:
 
     __slots__ = ("_caller", "_release_bytes", "answer", "began_ns", "call", "held_bytes", "identity")
 
-    def __init__(self, give: Callable[[int], None], caller: Caller | None = None) -> None:
-        """give: releases held bytes. caller: its user, if it counts as in flight; None: the whole call does instead."""
-        self._caller, self._release_bytes = caller, give
+    def __init__(self, release_bytes: Callable[[int], None], caller: Caller | None = None) -> None:
+        """release_bytes: releases a number of held bytes.
+
+        caller: the user whose request in flight ends with this one (in a stream); None: it ends with the gRPC call.
+        """
+        self._caller, self._release_bytes = caller, release_bytes
         self.answer: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
         self.call: InferCall | None = None
         """None before it has begun, and after its end."""
@@ -114,7 +117,7 @@ class GrpcServer:
         max_bytes = service.config.limits.max_body_bytes
         options = [
             ("grpc.max_receive_message_length", min(max_bytes, 2**31 - 1)),  # an int32
-            ("grpc.max_send_message_length", -1),
+            ("grpc.max_send_message_length", -1),  # no limit
             ("grpc.so_reuseport", 0),  # otherwise a second server could listen on the same port
             ("grpc.max_concurrent_streams", service.config.limits.max_connections),
             ("grpc.max_metadata_size", 16 * 1024),
@@ -126,7 +129,7 @@ class GrpcServer:
         # (service, method) -> function that returns the response
         self._open_answers: dict[tuple[str, str], Callable[[], Any]] = {
             (proto.SERVICE, name): partial(self._answer_open, name) for name in OPEN
-        } | {(HEALTH, CHECK): self._health.whole}
+        } | {(HEALTH, CHECK): self._health.check_server}
         self._server.add_generic_rpc_handlers((_CallRouter(service, self),))
 
     async def start(self, host: str, port: int, credentials: Any = None) -> int:
@@ -219,7 +222,7 @@ class GrpcServer:
             refuse(context, internal_error(error))
         finally:
             self._record(context, name, code, began_ns)
-        return b""
+        return b""  # not sent, because the call has the status of an error
 
     async def _call_endpoint(self, endpoint: Endpoint, message: Any, caller: Caller) -> Any:
         """Call an endpoint's handler and build the response message; a model that does not exist is not ready."""
@@ -266,7 +269,7 @@ class GrpcServer:
         """Answer ``ModelInfer``; its deadline is that of the gRPC call."""
         remaining_s = context.time_remaining()
         deadline = self._service.now() + round(remaining_s * 1e9) if remaining_s is not None else None
-        pending = _PendingInfer(self._service.budget.give)
+        pending = _PendingInfer(self._service.budget.release)
         try:
             self._begin(pending, data, deadline, caller, _parent(context))
             return await self._encode(pending, await pending.answer, serialized)
@@ -362,14 +365,14 @@ class GrpcServer:
 
     async def _answer_streamed(self, pending: _PendingInfer) -> tuple[Any, str]:
         """Wait for the answer to one request of a stream; return the response message and its status code."""
-        reply = proto.CLASSES["ModelStreamInferResponse"]
+        stream_response = proto.CLASSES["ModelStreamInferResponse"]
         try:
             outcome = await pending.answer
             if isinstance(outcome, InferResponse):
                 outcome = replace(outcome, parameters={**outcome.parameters, FINAL: True})
             return await self._encode(pending, outcome, _stream_message), "OK"
         except RequestError as error:
-            refusal = reply(error_message=str(error), infer_response=pending.identity)
+            refusal = stream_response(error_message=str(error), infer_response=pending.identity)
             refusal.infer_response.parameters[FINAL].bool_param = True
             error.__traceback__ = None  # its frames refer to the future that holds it
             return refusal, error.code
@@ -403,7 +406,7 @@ class GrpcServer:
             caller.begin()
         except RequestError as error:
             refusal = error
-        pending = _PendingInfer(self._service.budget.give, None if refusal else caller)
+        pending = _PendingInfer(self._service.budget.release, None if refusal else caller)
         try:
             if refusal:
                 self._service.trace_refusal("", refusal, parent)

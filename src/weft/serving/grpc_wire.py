@@ -108,7 +108,7 @@ def _parse_inputs(
     in_regions: wire.InRegions = {}
     for tensor in tensors:
         fitted = wire.fit_input(tensor.name, tensor.datatype, list(tensor.shape), specs)
-        name = fitted[0].name
+        name = tensor.name
         if name in inputs or name in in_regions:
             raise BadRequest(f"input {name!r} is given twice")
         _refuse_parameters(tensor.parameters, "input")

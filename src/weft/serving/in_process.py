@@ -45,7 +45,7 @@ PORTS: Mapping[str, Any] = {"http_port": 0, "grpc_port": None}
 PLAN_FILE, SETTINGS_FILE = "plan.json", "weft.toml"
 """Files in the folder of a plan, next to the models."""
 
-LEFT_S = 10.0
+JOIN_TIMEOUT_S = 10.0
 """Timeout for joining background threads after the server has ended; a thread that hangs longer is abandoned."""
 
 
@@ -275,6 +275,7 @@ class _ServerThread(threading.Thread):
         self.started: Future[None] = _uncancellable_future()
         """Done when the server is ready, with an exception if it cannot be."""
         self.ended: Future[None] = _uncancellable_future()
+        """Done when the server has ended, with an exception if it failed."""
         self._calls: set[Future[Any]] = set()  # calls of ``start_call`` that are not complete
         # protects _closed and additions to _calls: no request may be added after _fail_remaining took the list
         self._lock = threading.Lock()
@@ -295,7 +296,7 @@ class _ServerThread(threading.Thread):
             self.server.remove_scratch()
         if not self.started.done():
             self.started.set_exception(failure or _not_running())
-            failure = None
+            failure = None  # reported by ``started``
         _running_threads.discard(self)
         if failure:
             self.ended.set_exception(failure)
@@ -502,6 +503,6 @@ def _not_running() -> Overloaded:
 
 def _join_background_threads(loop: asyncio.AbstractEventLoop) -> None:
     """Wait for the threads that load or learn models for this loop; they end soon, as their result is not needed."""
-    end_s = time.monotonic() + LEFT_S
+    end_s = time.monotonic() + JOIN_TIMEOUT_S
     for thread in background_threads(loop):
         thread.join(max(0.0, end_s - time.monotonic()))

@@ -26,7 +26,7 @@ from weft.serving.library import Library
 from weft.serving.readiness import why_not_ready
 from weft.serving.region_tensors import RegionTensors, RequestRegions
 from weft.serving.regions import Region, RegionTable
-from weft.serving.request_parameters import LONGEST_NS, MOST_WHOLE, ModelTerms, due_of, positive_number, whole
+from weft.serving.request_parameters import LONGEST_NS, MOST_WHOLE, ModelTerms, due_of, positive_number, whole_number
 from weft.serving.shared_memory import CudaMemory, SystemMemory
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
@@ -224,7 +224,8 @@ class InferCall:
         else:
             assert error, "a request without a ticket has no result"
             statistics = self.slot.statistics if self.slot else service.refused
-            statistics.failed(now, 0, error.reason, had_deadline=isinstance(error, Expired))
+            # without a ticket, only a passed deadline shows that the request had one
+            statistics.failed(now, latency_ns=0, reason=error.reason, had_deadline=isinstance(error, Expired))
         if service.telemetry.enabled and (ticket.traced if ticket else service.trace.sample(self.name)):
             service.telemetry.ended(self.name, now - self.arrival, ticket, error, self._parent)
         self._done = _ignore  # a reference cycle through the protocol's request would keep the body
@@ -252,7 +253,7 @@ class InferenceService:
         telemetry: Telemetry | None,
         keys: Keys | None,
     ) -> None:
-        """telemetry, keys: None: no spans; the keys of *config*."""
+        """telemetry: None: no spans are sent. keys: None: those that *config* names."""
         self.config, self.library, self.dispatcher = config, library, dispatcher
         self.telemetry = telemetry or Telemetry()
         self.now = dispatcher.lanes.now
@@ -284,7 +285,7 @@ class InferenceService:
 
     def check_key(self, headers: Mapping[str, str]) -> Caller:
         """Return the user of a request's API key; Unauthorised without a valid one. *headers* have lower-case names."""
-        return self.keys.known(headers)
+        return self.keys.require_caller(headers)
 
     def slot_for(self, name: str, version: str) -> ModelSlot:
         """Find the model of a new inference request; NotFound, or Overloaded while draining, which are counted."""
@@ -293,16 +294,16 @@ class InferenceService:
                 raise Overloaded(GOING_DOWN, reason="draining", retry_after_s=5)
             return self.library.find(name, version)
         except RequestError as error:
-            self.refused.failed(self.now(), 0, error.reason, had_deadline=False)
+            self.refused.failed(self.now(), latency_ns=0, reason=error.reason, had_deadline=False)
             raise
 
     def trace_refusal(self, name: str, error: RequestError, parent: str = "") -> None:
         """Send the span of a request that was refused before it became an ``InferCall``.
 
-        name: its model; empty where that is not known.
+        name: its model; empty where that is not known. parent: the parent span.
         """
         if self.telemetry.enabled and self.trace.sample(name):
-            self.telemetry.ended(name, 0, None, error, parent)
+            self.telemetry.ended(name, lasted_ns=0, ticket=None, error=error, parent=parent)
 
     def infer(
         self,
@@ -328,7 +329,7 @@ class InferenceService:
         """
         call = InferCall(self, slot.entry.name, done, deadline, caller, age, parent, rank)
         call.slot = slot
-        if slot.gone:
+        if slot.file_removed:
             call.refuse(NotFound(f"model {slot.entry.name} is gone: its file was removed"))
         elif slot.served:
             call.begin(slot, decode)
@@ -370,7 +371,7 @@ class InferenceService:
         threshold, priority = None, 0
         if parameters:
             threshold = positive_number(parameters, THRESHOLD, "a number above 0; above 1 no row leaves early")
-            priority = whole(parameters, "priority")
+            priority = whole_number(parameters, "priority")
         weight = _weight(priority, model.priority, rank)
         server = self.config.scheduling
         terms = ModelTerms(model.slo_ms, model.timeout_ms, server.default_slo_ms, server.best_effort_ms)
@@ -379,7 +380,7 @@ class InferenceService:
             slot.served,
             request.inputs,
             reply,
-            due.at,
+            due.deadline_ns,
             priority=weight,
             strict=due.strict,
             best_effort=due.best_effort,
@@ -394,8 +395,8 @@ class InferenceService:
             return None
         if served is None:
             return None
-        compute_ns, lanes = self.dispatcher.streams.whole(served), self.dispatcher.lanes.count
-        return ServerEstimate(self.dispatcher.ahead(), compute_ns, lanes)
+        compute_ns, lanes = self.dispatcher.streams.typical_request_ns(served), self.dispatcher.lanes.count
+        return ServerEstimate(self.dispatcher.wait_ns(), compute_ns, lanes)
 
     def regions_of(self, tensors: SharedTensors, caller: Caller) -> RequestRegions:
         """Return the shared memory regions that a request uses; they must belong to its caller."""
@@ -435,6 +436,7 @@ class InferenceService:
         """Log readiness if it has changed, so that the reason for a failing probe is in the log."""
         why = self.why_not_ready()
         if why != self._last_reason and not self.draining:
+            # "ready%s": *why* is empty then
             log.log(logging.WARNING if why else logging.INFO, "not ready: %s" if why else "ready%s", why)
             self._last_reason = why
 
@@ -462,7 +464,10 @@ def _loading_timeout_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | 
 
 
 def _weight(requested: int, model: int, rank: ClientRank) -> int:
-    """Return the scheduling weight of a request: by its priority, else its key's or model's, limited by its key."""
+    """Return the scheduling weight of a request: by its priority, else its key's or model's, limited by its key.
+
+    requested, model: the priorities of the request and of its model; 0: none.
+    """
     return min(PRIORITIES.get(requested or rank.priority or model, 1), PRIORITIES.get(rank.top, 1))
 
 

@@ -91,7 +91,7 @@ class JsonHelpers:
         return job
 
     def _end_job(self, box: list[_Arguments], job: asyncio.Future[Any]) -> None:
-        """Count a job as ended, and release its arguments if it was cancelled in the queue."""
+        """Count a job as ended, and release its arguments if it was cancelled in the queue; *box*: see ``_begin``."""
         self.busy -= 1
         box.clear()
         if not job.cancelled():

@@ -55,7 +55,7 @@ def encode(response: InferResponse) -> tuple[list[pickle.PickleBuffer], int | No
 
 def decode_message(message: memoryview, model: ModelSpec) -> InferRequest:
     """Parse and decode a request of gRPC (``grpc_wire.decode_infer``)."""
-    from weft.serving import grpc_messages, grpc_wire
+    from weft.serving import grpc_messages, grpc_wire  # here, because protobuf is needed for gRPC only
 
     head, raws = grpc_messages.parse_infer(bytes(message))
     return _prepare_for_transport(grpc_wire.decode_infer(head, model, raws))
@@ -86,7 +86,7 @@ def _lower_priority() -> None:
     with suppress(OSError, AttributeError):
         os.nice(NICENESS)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
+        file.write("1000")  # the first process to be killed if memory runs out
 
 
 def main() -> None:

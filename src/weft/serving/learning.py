@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from weft.base.errors import ModelError, NotLearned, WeftError, first_line
-from weft.serving.background_tasks import run_in_background
+from weft.serving.background_tasks import ignore_result, run_in_background
 from weft.serving.repository import ModelEntry
 from weft.serving.slots import ModelSlot, signature
 from weft.serving.streams import ServedModel
@@ -59,7 +59,8 @@ class Learner:
         """open_learned: opens and learns a model within a time in seconds, on any thread.
 
         fits: tells whether a number of bytes fits the memory budget. install: serves a body for the models of slots.
-        learn_s: time limit of a model. gently: learn at low priority.
+        learn_s: time limit of a model. gently: learn at low priority; not if models have threads of their own, which
+        would inherit that priority and keep it.
         """
         self._open_learned, self._fits, self._install = open_learned, fits, install
         self._learn_s, self.gently = learn_s, gently
@@ -67,7 +68,7 @@ class Learner:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, slot: ModelSlot, whole: ServedModel, file: tuple[int, int] | None) -> None:
-        """Queue a model to be learned; *file*: time and size of the file it was opened from."""
+        """Queue a model to be learned; *whole*: it as served meanwhile; *file*: time and size of the file opened."""
         slot.message = REMARK
         self._jobs.append(LearningJob(slot, whole, file, min(FIRST_TURN_S, self._learn_s)))
         self.start_if_possible()
@@ -123,7 +124,7 @@ class Learner:
         if job.still_served and self._fits(body.residency.memory_bytes):
             self._install([job.slot], body)
             return
-        run_in_background("unwanted", body.loaded.close, _ignore)
+        run_in_background("unwanted", body.loaded.close, ignore_result)
         if job.still_served:
             raise ModelError("there is no room in the memory budget for what was learned of it")
         raise ModelError("its file has changed since; load it again")
@@ -141,7 +142,3 @@ class Learner:
 def close_unwanted(body: ServedModel) -> None:
     """Close a model whose load was cancelled."""
     body.loaded.close()
-
-
-def _ignore(result: object) -> None:
-    """Ignore the result of a background task."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from weft.base.errors import LoadFailed, ModelError, NotFound, Overloaded, WeftError
 from weft.engine.steering import Steering
 from weft.runtime.backend import Backend, LoadedModel, LoadOptions
-from weft.serving.background_tasks import run_in_background
+from weft.serving.background_tasks import ignore_result, run_in_background
 from weft.serving.classification import read_labels
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
@@ -54,8 +54,10 @@ class Library:
         precision: str = "fp32",
         compile_s: float = 300.0,
     ) -> None:
-        """learn_s: time limit for learning a model; 0: no learning. learn_first: learn before serving.
+        """threads: of one segment. budget_bytes: limit on all loaded models, None: that of the backend.
 
+        cache: folder for cut models. learn_s: time limit for learning a model; 0: no learning. learn_first: learn
+        before serving. precision, compile_s: as in the settings of the server.
         max_compute_s: how long a request may be computed, unless its model has a limit of its own.
         isolation: where models run that do not set it themselves (``isolation.group_of``).
         """
@@ -82,9 +84,8 @@ class Library:
     def used_bytes(self) -> int:
         """Bytes that loaded models hold, including closing ones, and the reserve for models that return to a device."""
         residencies = [body.residency for body in [*self._loaded_bodies(), *self._retired]]
-        return sum(body.memory_bytes for body in residencies) + max(
-            (body.moving_bytes for body in residencies), default=0
-        )
+        reserve_bytes = max((residency.moving_bytes for residency in residencies), default=0)
+        return sum(residency.memory_bytes for residency in residencies) + reserve_bytes
 
     def _loaded_bodies(self) -> dict[ServedModel, list[ModelSlot]]:
         """Return the bodies that take requests, each with its models."""
@@ -116,7 +117,7 @@ class Library:
         slot.waiters += 1
         try:
             while slot.served is None:
-                if slot.shut:
+                if slot.client_unloaded:
                     raise NotFound(f"model {slot.entry.name} was unloaded; load it first")
                 if slot.failed_on and slot.failed_on == signature(slot.entry.path):
                     raise LoadFailed(f"{slot.entry.name} cannot be loaded: {slot.message}")
@@ -139,7 +140,7 @@ class Library:
         settings: as for ``load``. LoadFailed if the model cannot be loaded.
         """
         name = slot.entry.name
-        slot.shut, slot.failed_on = False, None
+        slot.client_unloaded, slot.failed_on = False, None
         self.refresh(slot)
         running = {member.loading for member in self._loaded_together(slot) if member.loading}
         if running:  # began before the scan, so they may load the old files
@@ -173,12 +174,12 @@ class Library:
 
     async def rescan(self) -> None:
         """Scan the repository again; models whose files were removed are unloaded."""
-        await run_in_background("scan", self.repository.scan, lambda _: None)
+        await run_in_background("scan", self.repository.scan, ignore_result)
         present = {(name, version) for name in self.repository.names() for version in self.repository.versions(name)}
         self._by_request.clear()
         for key in self._slots.keys() - present:
             slot = self._slots.pop(key)
-            slot.gone = True
+            slot.file_removed = True
             self._take_from_service([slot], "its file is gone")
 
     def fits(self, slot: ModelSlot) -> bool:
@@ -194,7 +195,7 @@ class Library:
         """Return why a model cannot be used, now or on demand; empty if it can."""
         if slot.served or slot.state == "loading":
             return ""
-        if slot.shut or slot.state == "failed":
+        if slot.client_unloaded or slot.state == "failed":
             return slot.message
         if self.budget_bytes is not None and slot.guess_bytes() > self.budget_bytes:
             return f"larger than the memory budget of {self.budget_bytes >> 20} MiB"
@@ -205,18 +206,15 @@ class Library:
         self.repository.entry(name)
         for version in self.repository.versions(name):
             slot = self.find(name, version)
-            slot.shut = True
+            slot.client_unloaded = True
             self._take_from_service([slot], "unloaded by request")
 
     def _loaded_together(self, slot: ModelSlot) -> list[ModelSlot]:
         """Return the models that are loaded together, *slot* first: those of its file that are not unloaded."""
         if not slot.entry.body:
             return [slot]
-        path = slot.entry.path
-        return [
-            slot,
-            *(other for other in self.slots() if other is not slot and other.entry.path == path and not other.shut),
-        ]
+        same_file = [other for other in self.slots() if other is not slot and other.entry.path == slot.entry.path]
+        return [slot, *(other for other in same_file if not other.client_unloaded)]
 
     def _start_loading(self, slot: ModelSlot) -> asyncio.Task[None]:
         """Start a task that loads a model, and those with the same body; return the running one if there is one."""
@@ -248,7 +246,7 @@ class Library:
             self._install(slots, body)
             for slot, origin in zip(slots, origins, strict=True):
                 slot.origin = origin
-            await self._make_room(0, slots)
+            await self._make_room(needed_bytes=0, loading=slots)  # if the model is larger than estimated
             if self._learn_s and not body.timing.learned and slots[0].served is body:
                 self.learner.add(slots[0], body, file)
         except Overloaded as error:  # no room now; there may be later
@@ -276,7 +274,7 @@ class Library:
         """
         cramped = self.budget_bytes is not None and 2 * file_bytes(entry.path) > self.budget_bytes
         learn = self._learn_s > 0 and (self.learn_first or cramped)
-        return self._open_body(entry, self._learn_s or None, learn=learn)
+        return self._open_body(entry, self._learn_s or None, learn=learn)  # learn_s = 0: not learned, so no limit
 
     def _learn(self, entry: ModelEntry, learn_s: float) -> ServedModel:
         """Open and learn a model that is served whole meanwhile; on any thread, for ``learner``."""
@@ -342,7 +340,7 @@ class Library:
                 slot.fail(str(error))
         for unused in {*previous_bodies, body} - self._loaded_bodies().keys():
             self._retire(unused)
-        if all(slot.shut for slot in slots):
+        if all(slot.client_unloaded for slot in slots):
             raise Overloaded(f"{entry.name} was unloaded while it was loading", reason="unloaded")
         summary = "; ".join([f"{len(body.loaded.segments)} segments", *body.loaded.remarks])
         log.info("%s %s is loaded: %s", body.name, entry.version, summary)
@@ -358,6 +356,7 @@ class Library:
         and a new copy of a model do not fit together, the old one is evicted, and its requests wait for the new one.
         Models that are loaded at the same time do not wait for each other, even if they are larger than estimated.
         """
+        is_loaded = not needed_bytes  # whether the models in *loading* are served already
         while (
             self.budget_bytes is not None
             and self._bytes_before(loading[0], needed_bytes) + needed_bytes > self.budget_bytes
@@ -366,7 +365,9 @@ class Library:
             if max(needed_bytes, loading[0].size_bytes) > self.budget_bytes:
                 self._take_from_service(loading, "larger than the memory budget")
                 raise Overloaded(self._no_room_message(needed_bytes, loading[0]), reason="memory")
-            candidates = [group for group in self._loaded_bodies().values() if loading[0] not in group or needed_bytes]
+            # groups of models that share a body, without the new copies in *loading*
+            groups = self._loaded_bodies().values()
+            candidates = [group for group in groups if not (is_loaded and loading[0] in group)]
             others_loading = any(slot.loading for group in candidates for slot in group) or bool(self._loads)
             evictable = [
                 group for group in candidates if loading[0] in group or not any(slot.waiters for slot in group)
@@ -374,7 +375,7 @@ class Library:
             if evictable:
                 self.evictions += 1
                 self._take_from_service(min(evictable, key=lambda group: _eviction_rank(group, loading)), "")
-            elif others_loading and not needed_bytes:
+            elif others_loading and is_loaded:
                 return
             elif candidates or self._retired or len(self._loads) > 1:
                 await self._room_changed.wait()
@@ -414,7 +415,7 @@ class Library:
         if body in self._retired:
             self._retired.remove(body)
             self._dispatcher.forget(body)
-            closing = run_in_background(f"end of {body.name}", body.loaded.close, lambda _: None)
+            closing = run_in_background(f"end of {body.name}", body.loaded.close, ignore_result)
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
             self.learner.start_if_possible()
@@ -437,11 +438,12 @@ def _make_exit_rules(entry: ModelEntry, loaded: LoadedModel, steering: Steering)
     if loaded.exits:
         name, count = config.exit_record, len(loaded.exits.specs)
         return ExitRules(loaded.exits, steering, read_exit_record(entry.path, name, count) if name else None)
+    # requests for stitched models run to the end, where each row's exit is chosen: only exit_threshold applies
     tasks_have_exits = loaded.tasks is not None and any(task.exits for task in loaded.tasks.specs)
     for key in ("exit_floor", "exit_record") if tasks_have_exits else ("exit_threshold", "exit_floor", "exit_record"):
         if key in config.model_fields_set and tasks_have_exits:
             raise ModelError(f"{key} is set, but all requests of a body go to its end; leave it out")
-        if key in config.model_fields_set and len(config.exits) != 1:
+        if key in config.model_fields_set and len(config.exits) != 1:  # 1: only the end, where the settings do nothing
             raise ModelError(f"{key} is set, but the model has no exits; name its outputs that are, as exits")
     return None
 

@@ -106,7 +106,7 @@ def _read_model(service: Service, slot: ModelSlot) -> _ModelRow:
     labels = f"{labelled('model', slot.entry.name)},{labelled('version', slot.entry.version)}"
     served = slot.served
     if served is None:
-        return _ModelRow(labels, slot.statistics, 0, slot.waiters)
+        return _ModelRow(labels, slot.statistics, memory_bytes=0, queued=slot.waiters)
     queued, exit_rules = served.line.waiting, served.exit_rules
     threshold = service.dispatcher.exit_threshold(served) if exit_rules else 0.0
     breaker = served.loaded.breaker

@@ -460,14 +460,14 @@ def document(paths: Iterable[Path], models: list[str], *, locked: bool) -> Json:
 
 
 def _path_item(path: Path, locked: bool) -> Json:
-    """Return the entry of a path: an operation per method, and the parameters in the path."""
+    """Return a path's entry: an operation per method, and the parameters in the path; *locked*: see ``document``."""
     names = [ref(name, "parameters") for name in ("model", "version", "region") if f"{{{name}}}" in path.path]
     operations: Json = {method.lower(): _operation(path, method, locked) for method in path.methods}
     return {**operations, "parameters": names} if names else operations
 
 
 def _operation(path: Path, method: str, locked: bool) -> Json:
-    """Return the entry of one method of a path."""
+    """Return the entry of one method of a path; *locked*: whether requests need an API key."""
     statuses = TRANSPORT | set(path.statuses)
     if locked and not path.open:
         statuses |= {401, 429} if method == "POST" else {401}

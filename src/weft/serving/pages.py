@@ -101,7 +101,7 @@ def timeline(service: Service, since_s: float) -> dict[str, Any]:
     spans = service.dispatcher.recorder.since(round(start_s * 1e9))
     return {
         "now_s": now / 1e9,
-        "models": sorted(
+        "models": sorted(  # also bodies, whose names the spans of stitched models have
             {name for slot in service.library.slots() for name in (slot.entry.name, slot.entry.body) if name}
         ),
         "spans": [_describe_span(span) for span in spans],
@@ -130,6 +130,7 @@ def profile(service: Service) -> dict[str, Any]:
                     str(batch): list(slot.served.timing.times_at(batch))
                     for batch in range(1, slot.served.loaded.batching.max_batch + 1)
                 },
+                # means, where all segments were computed, replace the expected times
                 "seen_s": service.dispatcher.streams.expected_s(slot.served)
                 | service.dispatcher.streams.mean_s(slot.served),
                 "max_batch": slot.served.loaded.batching.max_batch,

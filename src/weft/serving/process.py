@@ -173,7 +173,7 @@ class ExitTimer:
 def leave_if_stuck(code: int, last_words: str = "") -> None:
     """End the process at once if threads are left that would crash the interpreter's shutdown; else return.
 
-    last_words: printed to standard error before.
+    code: the exit code. last_words: printed to standard error before.
     """
     if any(thread.daemon and _runs_models(thread) for thread in threading.enumerate()):
         leave(code, last_words)

@@ -57,7 +57,7 @@ def _newest(library: Library) -> list[ModelSlot]:
 
 def _any_usable(library: Library, slots: Iterable[ModelSlot]) -> bool:
     """Tell whether one of the models can be used, now or on demand."""
-    return any(not slot.shut and not library.why_unusable(slot) for slot in slots)
+    return any(not slot.client_unloaded and not library.why_unusable(slot) for slot in slots)
 
 
 def describe(broken: Mapping[str, str]) -> str:
@@ -75,7 +75,7 @@ def _broken(library: Library, newest: Iterable[ModelSlot]) -> dict[str, str]:
     """Return the preloaded models and the sources that cannot be used: name -> reason."""
     reasons, known = {}, {slot.entry.name: slot for slot in newest}
     for name, slot in known.items():
-        if slot.config.preload and not slot.shut and (why := library.why_unusable(slot)):
+        if slot.config.preload and not slot.client_unloaded and (why := library.why_unusable(slot)):
             reasons[name] = why
     for name, why in library.repository.problems.items():
         if name not in known and not _still_served(name, known.values()):

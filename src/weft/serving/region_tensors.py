@@ -155,16 +155,16 @@ class RequestRegions:
         """Release the regions and the held bytes, after the answer or when the client has disconnected."""
         self._inputs, self._outputs = {}, {}
         held_bytes, self._held_bytes = self._held_bytes, 0
-        self._copier.budget.give(held_bytes)
+        self._copier.budget.release(held_bytes)
 
     def _check_size_limit(self, count: int) -> None:
-        """Raise TooLarge if the inputs in regions have too many bytes together."""
+        """Raise TooLarge if *count*, the bytes of all inputs in regions, exceeds the limit."""
         if count > self._copier.most_bytes:
             limit = self._copier.most_bytes
             raise TooLarge(f"{count} bytes of inputs in regions exceed the limit of {limit} bytes for a request")
 
     def _hold(self, count: int) -> None:
-        """Reserve bytes that are about to be read in the byte budget, until the end of the request."""
+        """Reserve *count* bytes, which are about to be read, in the byte budget until the end of the request."""
         if count > UNCOUNTED_BYTES:
             self._copier.budget.take(count)
             self._held_bytes = count

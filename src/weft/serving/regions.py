@@ -126,11 +126,12 @@ class Regions(ABC, Generic[R]):
         owned = self._regions.get(owner, {})
         if name in owned:
             raise AlreadyRegistered(f"region {name!r} is registered already, for {owned[name].place}; unregister it")
-        byte_size = whole(parameters.get("byte_size"), f"region {name!r}: byte_size", least=1)
+        byte_size = checked_integer(parameters.get("byte_size"), f"region {name!r}: byte_size", least=1)
         self._check_room(name, owned, byte_size)
         self._regions[owner] = {**owned, name: self.open_region(name, parameters, byte_size)}
 
     def unregister(self, owner: Owner, name: str = "") -> None:
+        """Unregister a region of the owner, or all of them if *name* is empty."""
         owned = self._regions.pop(owner, {})
         if name and owned.keys() - {name}:
             self._regions[owner] = {other: region for other, region in owned.items() if other != name}
@@ -215,8 +216,9 @@ def part_of(parameters: Mapping[str, object], kind: str, name: object) -> Region
         raise BadRequest(f"{tensor} lies in region {region!r:.64}, but {BYTE_SIZE} is missing; say its bytes")
     if parameters.get("classification"):
         raise BadRequest(f"{tensor}: classes do not go into a region; ask for the tensor there, or for its classes")
-    offset, byte_size = parameters.get(OFFSET, 0), parameters[BYTE_SIZE]
-    return RegionPart(region, whole(offset, f"{tensor}: {OFFSET}"), whole(byte_size, f"{tensor}: {BYTE_SIZE}"))
+    offset = checked_integer(parameters.get(OFFSET, 0), f"{tensor}: {OFFSET}")
+    byte_size = checked_integer(parameters[BYTE_SIZE], f"{tensor}: {BYTE_SIZE}")
+    return RegionPart(region, offset, byte_size)
 
 
 def region_parts(tensors: Iterable[tuple[str, Mapping[str, object]]], kind: str) -> dict[str, RegionPart]:
@@ -231,8 +233,8 @@ def region_parts(tensors: Iterable[tuple[str, Mapping[str, object]]], kind: str)
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def whole(value: object, what: str, least: int = 0) -> int:
-    """Check that *value* is a number of bytes of at least *least*; *what* begins the message of the BadRequest."""
+def checked_integer(value: object, what: str, least: int = 0) -> int:
+    """Return *value* if it is an integer of at least *least*; *what* begins the message of the BadRequest."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST_BYTES:
         raise BadRequest(f"{what} must be a whole number of bytes from {least}, not {value!r:.64}")
     return value

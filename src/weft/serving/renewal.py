@@ -19,13 +19,13 @@ from weft.serving.slots import ModelSlot
 
 log = logging.getLogger("weft.models")
 
-DECIDING = ("lanes", "policy", "policy_options", "late")
+SCHEDULING_KEYS = ("lanes", "policy", "policy_options", "late")
 """Settings of scheduling, which the dispatcher takes over at once."""
-LOADING = ("threads", "isolation", "max_compute_s")
+LOAD_KEYS = ("threads", "isolation", "max_compute_s")
 """Settings that take effect when a model is loaded."""
-AT_ONCE = ("memory_budget_bytes", "default_slo_ms", "best_effort_ms", "ready_when", "preload", "wait_for_models")
+ON_USE_KEYS = ("memory_budget_bytes", "default_slo_ms", "best_effort_ms", "ready_when", "preload", "wait_for_models")
 """Settings that are read whenever they are needed, so that a change needs no action."""
-SECRET = ("api_key",)
+SECRET_KEYS = ("api_key",)
 """Settings whose values are not reported."""
 
 
@@ -35,7 +35,7 @@ class Renewal:
 
     loaded: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
-    """Models that are not served any more."""
+    """Models that are not served any more, because their files were removed."""
     failed: dict[str, str] = field(default_factory=dict)
     """Model -> why its new version cannot be served; the old one still is."""
     settings: tuple[str, ...] = ()
@@ -66,17 +66,18 @@ class SettingsChange:
     changed: frozenset[str]
     """Keys of the settings that changed and take effect."""
     settings: tuple[str, ...]
+    """This and *restart*: as in ``Renewal``."""
     restart: tuple[str, ...]
 
     def any_of(self, keys: Iterable[str]) -> bool:
-        """Tell whether one of these settings has changed."""
+        """Tell whether one of the settings *keys* has changed and takes effect."""
         return not self.changed.isdisjoint(keys)
 
 
 def change_of(config: ServerConfig, wanted: ServerConfig) -> SettingsChange:
     """Compare the current settings with the *wanted* ones: which take effect now, and which need a restart."""
     names = [key for key in GROUP_OF if config.value_of(key) != wanted.value_of(key)]
-    effective = [name for name in names if name in (*DECIDING, *LOADING, *AT_ONCE)]
+    effective = [name for name in names if name in (*SCHEDULING_KEYS, *LOAD_KEYS, *ON_USE_KEYS)]
     return SettingsChange(
         config=replace(config, **{name: wanted.value_of(name) for name in effective}),
         changed=frozenset(effective),
@@ -89,7 +90,7 @@ def _describe(name: str, config: ServerConfig, new_config: ServerConfig) -> str:
     """Describe the change of a setting, without the values of secrets."""
     return (
         name
-        if name in SECRET
+        if name in SECRET_KEYS
         else f"{name} {_value_text(config.value_of(name))} -> {_value_text(new_config.value_of(name))}"
     )
 
@@ -119,8 +120,11 @@ async def renew_models(library: Library, *, everything: bool, preload: bool) -> 
 
 
 def _must_load(library: Library, slot: ModelSlot, *, everything: bool, preload: bool) -> bool:
-    """Tell whether a model must be loaded, or loaded again; a model that a client unloaded stays unloaded."""
-    if slot.shut:
+    """Tell whether a model must be loaded, or loaded again; a model that a client unloaded stays unloaded.
+
+    everything, preload: as for ``renew_models``.
+    """
+    if slot.client_unloaded:
         return False
     if slot.served:
         return everything or library.has_changed(slot)
@@ -136,7 +140,7 @@ async def _reload(library: Library, slots: list[ModelSlot]) -> tuple[list[str], 
     for slot in slots:
         name = slot.entry.name
         try:
-            if slot not in reloaded:  # loaded together with another model of its file
+            if slot not in reloaded:  # else it was loaded together with another model of its file
                 await library.reload(slot)
             loaded.append(name)
         except RequestError as error:

@@ -136,10 +136,11 @@ class Repository:
         self._shapes: dict[str, dict[str, Shape]] = {}  # model -> input or axis -> shape
         self._scan_sources(first=True)
         if shapes:
+            # a shape may name a model by its file, as the user wrote it
             aliases = {str(source): Path(source).stem for source in sources if str(source).endswith(suffixes())}
             self._shapes = parse_shapes(shapes, self.names(), aliases)
             _refuse_stitched(self._shapes, self._merged.models)
-            self._scan_sources(first=True)
+            self._scan_sources(first=True)  # again: the names of models, which shapes refer to, had to be known first
 
     @property
     def problems(self) -> dict[str, str]:
@@ -216,6 +217,7 @@ def _set_shapes(versions: Versions, shapes: Mapping[str, Shape]) -> Versions:
 def _keep_unread(previous: _Scan, latest: _Scan) -> None:
     """Add models of the previous scan that could not be read now to the latest scan, if their files still exist."""
     for name, versions in previous.models.items():
+        # ``unread`` has stitched models under the name of their file
         surviving = {
             version: entry
             for version, entry in versions.items()

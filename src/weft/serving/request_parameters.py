@@ -8,7 +8,7 @@ from typing import NamedTuple
 from weft.base.errors import BadRequest
 
 MOST_WHOLE = 2**64 - 1
-"""Triton keeps ``timeout`` and ``priority`` in 64 bits without a sign."""
+"""Limit on ``timeout`` and ``priority``, which Triton keeps in 64 bits without a sign."""
 LONGEST_NS = 2**60
 """Limit on deadlines (36 years); later ones are set to it, so that sums stay within the 63 bits of every clock."""
 
@@ -23,9 +23,9 @@ class ModelTerms(NamedTuple):
 
 
 class RequestDue(NamedTuple):
-    """The deadline of a request, in nanoseconds on the clock of its arrival, and its kind."""
+    """The deadline of a request, on the clock of its arrival, and its kind."""
 
-    at: int
+    deadline_ns: int
     strict: bool
     """A later answer is useless: the request is dropped."""
     best_effort: bool
@@ -37,28 +37,28 @@ def due_of(
 ) -> RequestDue:
     """Compute the deadline of a request: its own, else its model's, else the server's.
 
-    deadline: that of the transport (gRPC), on the same clock as *arrival*.
+    arrival: in nanoseconds. deadline: that of the transport (gRPC), on the same clock.
     """
     timeout_us, slo_ms = 0, None
     if parameters:  # most requests have none
-        timeout_us = whole(parameters, "timeout")
+        timeout_us = whole_number(parameters, "timeout")
         slo_ms = positive_number(parameters, "weft_slo_ms", "a number of milliseconds above 0")
     if parameters and _boolean(parameters, "weft_best_effort"):
         return RequestDue(arrival + round(terms.best_effort_ms * 1e6), strict=False, best_effort=True)
-    strict = [arrival + timeout_us * 1000] if timeout_us else []
+    strict_deadlines = [arrival + timeout_us * 1000] if timeout_us else []
     if deadline is not None:
-        strict.append(deadline)
-    if not strict and slo_ms is None and terms.timeout_ms is not None:
-        strict.append(arrival + round(terms.timeout_ms * 1e6))
-    if strict:
-        return RequestDue(min(*strict, arrival + LONGEST_NS), strict=True, best_effort=False)
+        strict_deadlines.append(deadline)
+    if not strict_deadlines and slo_ms is None and terms.timeout_ms is not None:
+        strict_deadlines.append(arrival + round(terms.timeout_ms * 1e6))
+    if strict_deadlines:
+        return RequestDue(min(*strict_deadlines, arrival + LONGEST_NS), strict=True, best_effort=False)
     soft_ms = slo_ms if slo_ms is not None else terms.slo_ms
     delay_ms = terms.default_slo_ms if soft_ms is None else soft_ms
     # neither the request nor its model has a deadline: the server's default only orders it
     return RequestDue(arrival + round(delay_ms * 1e6), strict=False, best_effort=soft_ms is None)
 
 
-def whole(parameters: Mapping[str, object], key: str) -> int:
+def whole_number(parameters: Mapping[str, object], key: str) -> int:
     """Return a parameter that is a whole number of at most 64 bits; 0 if it is not given."""
     value = parameters.get(key, 0)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_WHOLE:
@@ -67,7 +67,7 @@ def whole(parameters: Mapping[str, object], key: str) -> int:
 
 
 def positive_number(parameters: Mapping[str, object], key: str, what: str) -> float | None:
-    """Return a parameter that is a number above 0; None if it is not given. *what*: for the message of the error."""
+    """Return a parameter that is a number above 0; None if it is not given. *what*: valid values, for the error."""
     value = parameters.get(key)
     if value is None:
         return None

@@ -73,7 +73,7 @@ class _Admitted:
     def end(self) -> None:
         """Release what the request holds, after its answer."""
         if self._unpacked_bytes:
-            self._budget.give(self._unpacked_bytes)
+            self._budget.release(self._unpacked_bytes)
         if self._in_quota and self.caller is not None:
             self.caller.in_flight -= 1
 
@@ -138,7 +138,7 @@ class Routes:
         length, encoding, most_bytes = header_length(headers), _encoding(headers), self._most_bytes
         if length is not None:
             self._check_json(length)
-        elif encoding == "identity":
+        elif encoding == "identity":  # all of it is JSON; a compressed body is checked when it is unpacked
             most_bytes = self._most_json_bytes
         age = age_of(headers) if AGE in headers else None
         rank = rank_of(headers) if RANK in headers else None
@@ -147,11 +147,11 @@ class Routes:
         admitted.age, admitted.rank = age, rank
         return admitted
 
-    def _check_json(self, count: int) -> None:
+    def _check_json(self, json_bytes: int) -> None:
         """Raise TooLarge if a request has too many bytes of JSON."""
-        if count > self._most_json_bytes:
+        if json_bytes > self._most_json_bytes:
             limit = self._most_json_bytes
-            raise TooLarge(f"{count} bytes of JSON exceed the limit of {limit} bytes; send tensors in binary")
+            raise TooLarge(f"{json_bytes} bytes of JSON exceed the limit of {limit} bytes; send tensors in binary")
 
     # Answering
 
@@ -222,7 +222,7 @@ class Routes:
         return response._replace(headers=(*response.headers, estimate.header())) if estimate else response
 
     def _answer_packed(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None = None) -> None:
-        """Answer, compressed on a thread if the client accepts that and the body is large enough."""
+        """Answer, compressed on a thread if the client accepts that and the body is long; *call*: see ``_send``."""
         response = self._add_estimate(exchange, response)
         accepted = exchange.headers.get("accept-encoding")
         encoding = bodies.wanted_encoding(accepted) if accepted else ""
@@ -238,7 +238,7 @@ class Routes:
         self._send(exchange, await asyncio.to_thread(bodies.packed, response, encoding), call)
 
     def _send(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None) -> None:
-        """Send an answer; the deadline of an inference request is checked right before."""
+        """Send an answer; *call*: the inference request, whose deadline is checked right before; None for others."""
         if call is not None and (error := call.settle()):
             response = self._add_estimate(exchange, refusal(error))
         exchange.respond(response)
@@ -272,11 +272,11 @@ class Routes:
         large = json_bytes > LARGE_BYTES
         if large:
             self._check_json(json_bytes)
-        elif json_bytes > json_text.QUICK_BYTES:
+        elif json_bytes > json_text.QUICK_BYTES:  # NaN and Infinity need a slower parser
             large = json_text.has_literals(body, length)
 
         def read(model: ModelSpec) -> Any:
-            if large or (len(body) > LARGE_BYTES and has_strings(model)):
+            if large or (len(body) > LARGE_BYTES and has_strings(model)):  # each string becomes an object
                 return service.json.decode(body, length, model)
             return decode(body, length, model)
 

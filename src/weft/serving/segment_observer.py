@@ -167,7 +167,7 @@ class SegmentObserver:
                 model.statistics.shares.total_ns[self._sharing.name(lane)] += took * model_rows // segment_rows
         if contention is None or contention.alone:
             self._streams.learn(stream, candidate, took, gap_ticks)
-        elif not stream.measured:
+        elif not stream.measured:  # beside other segments only the first observation counts, at its speed alone
             self._streams.learn(stream, candidate, round(took * contention.speed))
 
     def _observe_contention(self, lane: int, completion: Completion, stream: ServedStream) -> ObservedContention:

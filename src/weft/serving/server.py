@@ -20,7 +20,7 @@ from weft.http.messages import HttpExchange, HttpResponse
 from weft.http.server import ClientLimits, HttpServer
 from weft.runtime.own_folder import make_folder, remove
 from weft.serving.access import Keys
-from weft.serving.background_tasks import run_in_background
+from weft.serving.background_tasks import ignore_result, run_in_background
 from weft.serving.config import LimitSettings, NetworkSettings, ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.endpoints import VITAL
@@ -56,20 +56,21 @@ STOPPING_S = 0.4
 class Server:
     """One server on the running event loop."""
 
-    def __init__(self, config: ServerConfig, again: Callable[[], ServerConfig] | None = None) -> None:
+    def __init__(self, config: ServerConfig, read_settings: Callable[[], ServerConfig] | None = None) -> None:
         """Open the backend and scan the models; nothing is loaded yet. InputError if a setting cannot be used.
 
-        again: reads the settings once more, for a server that takes over changed settings while it runs.
+        read_settings: reads them from their source again; None: the server does not take over changed settings.
         """
-        self.config, self._read_settings = config, again
+        self.config, self._read_settings = config, read_settings
         self.keys = Keys(config.network.api_key, config.network.keys_file)
         scheduling, execution, loading = config.scheduling, config.execution, config.loading
         sharing = sharing_for(scheduling.policy, execution.device)
+        # a policy without programs, only to check the settings
         setting = Setting([], NO_BUFFER, 1, lanes=execution.lanes, shares=sharing.shares if sharing else None)
-        make_request_policy(scheduling.policy, setting, scheduling.policy_options)  # checks the settings
+        make_request_policy(scheduling.policy, setting, scheduling.policy_options)
         self.backend = backend_of(config)
         self._hurry = asyncio.Event()
-        self._scratch = make_folder() if loading.cache is None else None
+        self._scratch = make_folder() if loading.cache is None else None  # a temporary folder in place of the cache
         cache = self._scratch or loading.cache
         assert cache is not None
         try:
@@ -92,10 +93,10 @@ class Server:
         self._started = asyncio.Event()
         self._renewals: set[asyncio.Task[None]] = set()
 
-    async def start(self, say: Callable[[str], None] | None = None) -> None:
+    async def start(self, on_load: Callable[[str], None] | None = None) -> None:
         """Listen, then load the models. They may have failed: ``service.why_not_ready()`` says which are missing.
 
-        say: called with the name of each model that begins to load. InputError if a port is taken.
+        on_load: called with the name of each model that begins to load. InputError if a port is taken.
         """
         self._create_service()
         routes, limits = Routes(self.service), limits_of(self.config.limits)
@@ -112,19 +113,19 @@ class Server:
         try:
             await self._listen()
             self._set_sample_timer()
-            await self.service.preload(say)
+            await self.service.preload(on_load)
             self._started.set()
         except BaseException:
             await self.stop()
             raise
 
-    async def check(self, say: Callable[[str], None] | None, report: Callable[[Service], None]) -> None:
+    async def check(self, on_load: Callable[[str], None] | None, report: Callable[[Service], None]) -> None:
         """Load and learn the models without listening, call *report*, and stop: ``weft serve --check``."""
         self._create_service(learn_first=True)
         try:
             tls_of(self.config.network)  # both: checks the certificate
             grpc_tls_of(self.config.network)
-            await self.service.preload(say)
+            await self.service.preload(on_load)
             report(self.service)
         finally:
             await self._close_models(CLOSING_S)
@@ -154,14 +155,14 @@ class Server:
             cache=self._cache,
             learn_s=loading.learn_s,
             learn_first=learn_first or loading.learn_first,
-            max_compute_s=scheduling.max_compute_s or None,
+            max_compute_s=scheduling.max_compute_s or None,  # 0: no limit
             isolation=config.workers.isolation,
             precision=execution.precision,
             compile_s=loading.compile_s,
         )
         self.service = Service(config, library, self._dispatcher, telemetry, self.keys)
         if self._read_settings:
-            self.service.settings_again = self._read_settings
+            self.service.reread_settings = self._read_settings
 
     def reread(self) -> None:
         """Read keys, settings and models again, and take over changes (SIGHUP)."""
@@ -290,7 +291,7 @@ class Server:
 
     async def _end_in_background(self, name: str, close: Callable[[], None], patience_s: float | None = None) -> None:
         """Call *close* on a background thread, and wait at most *patience_s*; None: until ``hurry`` is called."""
-        ending: asyncio.Future[Any] = run_in_background(name, close, lambda _: None)
+        ending: asyncio.Future[Any] = run_in_background(name, close, ignore_result)
         hurry: asyncio.Future[Any] = asyncio.create_task(self._hurry.wait())
         await asyncio.wait([ending, hurry], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
@@ -309,7 +310,7 @@ class _Signals:
     def __init__(self, drain_s: float) -> None:
         """Install the handlers; *drain_s*: time that the first signal leaves to answer requests."""
         self._drain_s = drain_s
-        self.exit_timer = ExitTimer(lambda: 0 if self.server and self.server.answered else 1)
+        self.exit_timer = ExitTimer(lambda: 0 if self.server and self.server.answered else 1)  # the exit code
         self.stop_requested = asyncio.Event()
         self.server: Server | None = None
         self._loop = asyncio.get_running_loop()
@@ -341,10 +342,10 @@ class _Signals:
 
 async def serve(
     config: ServerConfig,
-    say: Callable[[str], None] | None,
-    started: Callable[[Server], None],
-    finishing: Callable[[int], None] | None = None,
-    again: Callable[[], ServerConfig] | None = None,
+    on_load: Callable[[str], None] | None,
+    on_start: Callable[[Server], None],
+    on_drain: Callable[[int], None] | None = None,
+    read_settings: Callable[[], ServerConfig] | None = None,
     *,
     to_the_end: bool = False,
 ) -> bool:
@@ -352,18 +353,18 @@ async def serve(
 
     ``InputError`` if none of the models can be served, unless the settings say to wait for them.
 
-    *say* is called with each model that begins to load, *started* after loading, *finishing* with the number of pending
-    requests when the server drains. *again* reads the settings once more, on SIGHUP. *to_the_end*: the process ends
+    *on_load* is called with the name of each model that begins to load, *on_start* after loading, *on_drain* with the
+    number of pending requests. *read_settings* reads the settings again, on SIGHUP. *to_the_end*: the process ends
     after this call, so the timer that enforces its end stays active.
     """
     keep_freed_memory()
     signals = _Signals(config.network.drain_s)
-    server = signals.server = Server(config, again)
+    server = signals.server = Server(config, read_settings)
     signals.reread_keys(server)
-    if again:
+    if read_settings:
         signals.reread_settings(server)
     try:
-        return await _serve_until_stopped(server, signals, say, started, finishing)
+        return await _serve_until_stopped(server, signals, on_load, on_start, on_drain)
     finally:
         if not to_the_end:
             signals.exit_timer.disarm()
@@ -372,18 +373,18 @@ async def serve(
 async def _serve_until_stopped(
     server: Server,
     signals: _Signals,
-    say: Callable[[str], None] | None,
-    started: Callable[[Server], None],
-    finishing: Callable[[int], None] | None,
+    on_load: Callable[[str], None] | None,
+    on_start: Callable[[Server], None],
+    on_drain: Callable[[int], None] | None,
 ) -> bool:
     """Start a server, wait for a signal, and stop the server; parameters and result as for ``serve``."""
-    starting = asyncio.create_task(server.start(say))
+    starting = asyncio.create_task(server.start(on_load))
     waiting = asyncio.create_task(signals.stop_requested.wait())
     await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
         await asyncio.wait([starting])
-        return True
+        return True  # no request was accepted yet
     try:
         starting.result()
     finally:
@@ -395,10 +396,10 @@ async def _serve_until_stopped(
         raise InputError(problem)
     gc.collect()
     gc.freeze()  # loaded objects stay; traversing them in every garbage collection would delay requests
-    started(server)
+    on_start(server)
     await waiting
-    if finishing and server.unfinished:
-        finishing(server.unfinished)
+    if on_drain and server.unfinished:
+        on_drain(server.unfinished)
     return await server.stop()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from weft.base.errors import BadRequest, Forbidden, InputError, LoadFailed, NotFound, Overloaded
 from weft.base.version import __version__
 from weft.serving.access import Keys
-from weft.serving.background_tasks import run_in_background
+from weft.serving.background_tasks import ignore_result, run_in_background
 from weft.serving.client_settings import LogSettings, parameters_of, requested_settings
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
@@ -26,7 +26,7 @@ from weft.serving.history import History
 from weft.serving.inference import InferenceService
 from weft.serving.isolation import THREADS
 from weft.serving.library import Library
-from weft.serving.renewal import DECIDING, LOADING, Renewal, change_of, renew_models
+from weft.serving.renewal import LOAD_KEYS, SCHEDULING_KEYS, Renewal, change_of, renew_models
 from weft.serving.slots import ModelSlot
 from weft.serving.telemetry import Telemetry
 from weft.serving.wire import ModelSpec
@@ -70,7 +70,7 @@ class Service(InferenceService):
         isolated = config.workers.isolation != THREADS or config.execution.device is not None
         self.held_memory = HeldMemory(workers=isolated)
         self.log_settings = LogSettings()
-        self.settings_again: Callable[[], ServerConfig] = lambda: self.config
+        self.reread_settings: Callable[[], ServerConfig] = lambda: self.config
         """Reads the settings again from their source; by default they do not change."""
         self._renewing = asyncio.Lock()  # one renewal at a time: each compares with the settings the last one left
 
@@ -106,7 +106,7 @@ class Service(InferenceService):
     def model_ready(self, name: str, version: str = "") -> bool:
         """Tell whether a model takes requests; NotFound if there is no such model."""
         slot = self.library.find(name, version)
-        return not slot.outage and (slot.served is not None or (slot.state == "unloaded" and not slot.shut))
+        return not slot.outage and (slot.served is not None or (slot.state == "unloaded" and not slot.client_unloaded))
 
     async def load_on_demand(self, name: str, version: str = "") -> ModelSlot:
         """Return a model after loading it, if it is not loaded; NotFound, LoadFailed or Overloaded if that fails."""
@@ -133,6 +133,7 @@ class Service(InferenceService):
         slot = await self.load_on_demand(name, version)
         assert slot.served
         batching, spec = slot.served.loaded.batching, slot.served.spec
+        # without batching: 1 if requests have a batch dimension, else 0
         batch = batching.max_batch if batching.batchable else int(_has_rows(spec))
         return {
             "name": name,
@@ -206,9 +207,9 @@ class Service(InferenceService):
         """Read settings and models again, and take over the changes that do not need a restart, while serving."""
         async with self._renewing:
             try:
-                new_config = await run_in_background("reading of the settings", self.settings_again, lambda _: None)
+                new_config = await run_in_background("reading of the settings", self.reread_settings, ignore_result)
                 change = change_of(self.config, new_config)
-                if change.any_of(DECIDING):
+                if change.any_of(SCHEDULING_KEYS):
                     rules, lanes = change.config.scheduling, change.config.execution.lanes
                     self.dispatcher.follow(rules.policy, rules.policy_options, rules.late, lanes)
             except InputError as error:
@@ -217,25 +218,30 @@ class Service(InferenceService):
             self.library.adjust(
                 threads=self.config.execution.threads,
                 budget_bytes=self.config.loading.memory_budget_bytes,
-                max_compute_s=self.config.scheduling.max_compute_s or None,
+                max_compute_s=self.config.scheduling.max_compute_s or None,  # 0: no limit
                 isolation=self.config.workers.isolation,
             )
             preload = self.config.loading.preload
-            models = await renew_models(self.library, everything=change.any_of(LOADING), preload=preload)
+            models = await renew_models(self.library, everything=change.any_of(LOAD_KEYS), preload=preload)
             self.log_readiness()
             renewal = replace(models, settings=change.settings, restart=change.restart)
             log.log(logging.WARNING if renewal.failed else logging.INFO, "renewed: %s", renewal)
             return renewal
 
     async def _parse_settings(self, name: str, parameters: Mapping[str, Any]) -> ModelConfig | None:
-        """Return the settings for a model in the parameters of a load request; None if it has none."""
+        """Return the settings for a model in the parameters of a load request; None if it has none.
+
+        Clients may edit the configuration that ``model_config`` showed them and send all of it back. It is built again
+        here, because members that clients cannot set are accepted only with the values that were shown.
+        """
         backend = self.library.backend
-        visible_config: Mapping[str, Any] = {"name": name, "platform": backend.platform, "backend": backend.name}
+        shown_config: Mapping[str, Any] = {"name": name, "platform": backend.platform, "backend": backend.name}
         await self.library.rescan()
         slot = self.library.find(name)
         if slot.served:
-            visible_config = await self.model_config(name)
-        settings = requested_settings(parameters, {**visible_config, "parameters": parameters_of(slot.config)})
+            shown_config = await self.model_config(name)
+        # rescan: the settings on disk may be newer than those of the loaded model
+        settings = requested_settings(parameters, {**shown_config, "parameters": parameters_of(slot.config)})
         if settings is not None and slot.entry.body:
             raise BadRequest(f"{name} is one of several models of a file; load it without a config")
         return settings
@@ -249,25 +255,27 @@ class Service(InferenceService):
 
     # Life
 
-    async def preload(self, say: Callable[[str], None] | None = None) -> None:
+    async def preload(self, on_load: Callable[[str], None] | None = None) -> None:
         """Load the models to preload, several at a time; failures are logged.
 
-        *say* is called with the name of each model that begins to load.
+        *on_load* is called with the name of each model that begins to load.
         """
-        waiting = iter(list(self.library.slots()) if self.config.loading.preload else ())
-        await asyncio.gather(*(self._preload(waiting, say) for _ in range(1 if self.library.learn_first else PRELOADS)))
+        slots = iter(list(self.library.slots()) if self.config.loading.preload else ())
+        parallel = 1 if self.library.learn_first else PRELOADS
+        await asyncio.gather(*(self._preload(slots, on_load) for _ in range(parallel)))
         self.started = True
         self.log_readiness()
 
-    async def _preload(self, waiting: Iterator[ModelSlot], say: Callable[[str], None] | None) -> None:
-        """Load models from *waiting*, which several calls share, one after another."""
-        for slot in waiting:
+    async def _preload(self, slots: Iterator[ModelSlot], on_load: Callable[[str], None] | None) -> None:
+        """Load models from the iterator *slots*, which several calls share, one after another."""
+        for slot in slots:
             newest = self.library.repository.entry(slot.entry.name).version == slot.entry.version
-            tried = slot.served or slot.loading or slot.state == "failed"  # with another model of the same body
+            # perhaps together with another model of the same body
+            tried = slot.served or slot.loading or slot.state == "failed"
             if tried or not (slot.config.preload and newest and self.library.fits(slot)):
                 continue  # loaded on demand
-            if say:
-                say(slot.entry.name)
+            if on_load:
+                on_load(slot.entry.name)
             try:
                 await self.library.ensure_loaded(slot)
             except LoadFailed:

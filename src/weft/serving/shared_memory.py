@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from weft.base.errors import BadRequest, Forbidden, Overloaded, RequestError
 from weft.runtime.client_memory import HANDLE_BYTES, Lender, LendingTerms, read_fully
-from weft.serving.regions import OFF, REGION_NUMBERS, Regions, whole
+from weft.serving.regions import OFF, REGION_NUMBERS, Regions, checked_integer
 
 FOLDER = "/dev/shm"
 """The folder of the system's shared memory objects."""
@@ -99,12 +99,13 @@ class SystemMemory(Regions[SystemRegion]):
     """The regions of the system's shared memory that clients have registered."""
 
     def __init__(self, *, enabled: bool, most_regions: int, most_bytes: int) -> None:
-        """most_regions, most_bytes: what each owner may register."""
+        """enabled: whether clients may register regions. most_regions, most_bytes: what each owner may register."""
         super().__init__(_refusal(enabled), most_regions, most_bytes)
 
     def open_region(self, name: str, parameters: Mapping[str, object], byte_size: int) -> SystemRegion:
         """Open a part of a shared memory object, given by ``key`` and ``offset``; RequestError if that fails."""
-        key, offset = parameters.get("key"), whole(parameters.get("offset", 0), f"region {name!r}: offset")
+        key = parameters.get("key")
+        offset = checked_integer(parameters.get("offset", 0), f"region {name!r}: offset")
         if not isinstance(key, str):
             raise BadRequest(f"region {name!r}: key must be the name of a shared memory object, not {key!r:.64}")
         return SystemRegion(name, key, offset, byte_size)
@@ -212,13 +213,16 @@ class CudaMemory(Regions[CudaRegion]):
     def __init__(
         self, devices: Collection[int], write: Write, *, enabled: bool, most_regions: int, most_bytes: int
     ) -> None:
-        """devices: the GPUs that models run on, empty if models run on processors. write: see ``Write``."""
+        """devices: the GPUs that models run on, empty if models run on processors. write: see ``Write``.
+
+        enabled, most_regions, most_bytes: as for ``SystemMemory``.
+        """
         super().__init__(_cuda_refusal(devices, enabled), most_regions, most_bytes)
         self._devices, self._write = sorted(devices), write
 
     def open_region(self, name: str, parameters: Mapping[str, object], byte_size: int) -> CudaRegion:
         """Create a region of GPU memory from ``device_id`` and ``raw_handle``; BadRequest for a GPU without models."""
-        device = whole(parameters.get("device_id", 0), f"region {name!r}: device_id")
+        device = checked_integer(parameters.get("device_id", 0), f"region {name!r}: device_id")
         if device not in self._devices:
             devices = ", ".join(map(str, self._devices))
             raise BadRequest(f"region {name!r} lies on GPU {device}, and models run on GPU {devices}")

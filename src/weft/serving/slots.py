@@ -17,8 +17,8 @@ from weft.serving.streams import ServedModel
 
 State = Literal["unloaded", "loading", "ready", "failed"]
 
-UNLOADED_KEYS = {"slo_ms", "timeout_ms", "priority", "preload", "tasks"}
-"""Settings that are read for every request: changing them does not require loading the model again."""
+NO_RELOAD_KEYS = {"slo_ms", "timeout_ms", "priority", "preload", "tasks"}
+"""Settings that are read whenever they are needed: changing them does not require loading the model again."""
 
 
 class Origin(NamedTuple):
@@ -31,7 +31,7 @@ class Origin(NamedTuple):
 
 def origin_of(entry: ModelEntry) -> Origin:
     """Return the current files and settings of a model."""
-    return Origin(_files(entry.path), entry.config.model_dump(exclude=UNLOADED_KEYS))
+    return Origin(_files(entry.path), entry.config.model_dump(exclude=NO_RELOAD_KEYS))
 
 
 def _files(path: Path) -> tuple[tuple[str, int, int, int], ...]:
@@ -57,10 +57,10 @@ class ModelSlot:
     waiters: int = 0
     """Requests that wait for it to be loaded."""
     used_ns: int = 0
-    shut: bool = False
-    """Unloaded by a client, so that requests do not load it."""
-    gone: bool = False
-    """Its file was removed."""
+    """When it was last loaded or requested."""
+    client_unloaded: bool = False
+    """A client unloaded it: requests do not load it again."""
+    file_removed: bool = False
     statistics: Statistics = field(default_factory=Statistics)
     """Counters, kept when the model is loaded again."""
     size_bytes: int = 0
@@ -79,7 +79,7 @@ class ModelSlot:
 
         No effect if a client has unloaded the model meanwhile.
         """
-        if self.shut:
+        if self.client_unloaded:
             self.state = "unloaded"
             return
         served = self._model_of(body)
@@ -117,7 +117,7 @@ class ModelSlot:
 
 def file_bytes(path: Path) -> int:
     """Return the size of a model's files; 0 if they cannot be read."""
-    try:
+    try:  # ONNX may keep weights in .data files beside the model
         return sum(file.stat().st_size for file in {path, *path.parent.glob(f"{path.stem}*.data")})
     except OSError:
         return 0

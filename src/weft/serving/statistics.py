@@ -124,7 +124,7 @@ class Statistics:
         return self.segment_rows / self.segments if self.segments else 0.0
 
     def answered(self, now: int, latency_ns: int, met: bool | None) -> None:
-        """Count a request with a result."""
+        """Count a request with a result; *met*: whether it met its deadline, None if it had none."""
         self.success += 1
         self.total_ns += latency_ns
         self.latencies[bisect_left(LATENCY_BOUNDS_NS, latency_ns)] += 1
@@ -144,9 +144,8 @@ class Statistics:
             self.failed_ns += latency_ns
         met = False if had_deadline and reason not in ("cancelled", "bad_request") else None
         if met is not None:
-            self.met += met
-            self.missed += not met
-            self._remember(Recent(now, -1, met))
+            self.missed += 1
+            self._remember(Recent(now, latency_ns=-1, met=met))
         return met
 
     def executed(self, rows: int, infer_ns: int) -> None:

@@ -2,8 +2,9 @@
 
 Stitched models have one body, and requests for any of them share its streams.
 
-The expected times of a stream's segments start from those that were measured when the model was loaded, and are learned
-from the actual ones. A new shape starts from a low estimate, on which admission refuses no request.
+The scheduler knows a stream by its programs, one per batch size, with the expected time of each segment in ticks
+(nanoseconds). These start from the times that were measured when the model was loaded, and are learned from the actual
+ones. A new shape starts from a low estimate, on which admission refuses no request.
 """
 
 from __future__ import annotations
@@ -85,16 +86,17 @@ class ServedModel:
         self.statistics = Statistics()
         self.leases = 0
         """Requests and batches that use it as a body; it is not closed before they have ended."""
-        self.streams: dict[tuple[Shapes, bool], ServedStream] = {}  # of a body: by shapes, and whether alone
+        self.streams: dict[tuple[Shapes, bool], ServedStream] = {}  # of a body; key: shapes, and ``ServedStream.alone``
         warm = self.timing.warm_shapes
         # elements of all inputs at the shapes that the model was measured with; 0 if it was not measured
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
 
     def for_task(self, task: TaskSpec, *, queue_size: int = 256, exit_rules: ExitRules | None = None) -> ServedModel:
-        """Create one of the models that share this body."""
+        """Create one of the models that share this body; *task*: its name, and its names for inputs and outputs."""
         model = ServedModel(task.name, self.loaded, version=self.version, queue_size=queue_size, exit_rules=exit_rules)
         model.body, model.task = self, task
-        model.labels = {name: self.labels[inner] for name, inner in task.outputs.items() if inner in self.labels}
+        outputs = task.outputs.items()  # name for clients, name in the body
+        model.labels = {name: self.labels[inner] for name, inner in outputs if inner in self.labels}
         return model
 
     @cached_property
@@ -113,7 +115,7 @@ class ServedModel:
         return self.residency.memory_bytes // (len(self.loaded.tasks.specs) if self.loaded.tasks else 1)
 
     def body_shapes(self, rows: int, length: int | None) -> Shapes:
-        """Return the input shapes of a stitched body for a number of rows and a length (None: fixed shapes)."""
+        """Return the input shapes of a stitched body; *length*: of the free axes, None if all shapes are fixed."""
         shapes = self.timing.warm_shapes or {}
         if length is None:
             return tuple([(name, (rows, *shape[1:])) for name, shape in shapes.items()])
@@ -142,8 +144,8 @@ class ServedModel:
     def padded_length(self, inputs: Mapping[str, Input]) -> int | None:
         """Return the length that decides the stream of a request: its own, or the one to which it is padded.
 
-        Padding is to the next power of two. If requests of all lengths can share a batch, it is the same for all of
-        them. None without free axes.
+        Padding is to the next power of two, if the task has a padding value (``fill``). If requests of all lengths can
+        share a batch, the length is the same for all of them. None without free axes.
         """
         length = self.length(inputs)
         tasks = self.loaded.tasks
@@ -169,7 +171,7 @@ class ServedModel:
         if length is None or self.exit_rules:  # outputs of exits are scores of classes, without a free axis
             return task_outputs
         is_free = {spec.name: [size < 0 for size in spec.shape] for spec in self.spec.outputs}
-        return {
+        return {  # axis 0 has the rows
             name: value[tuple(slice(length if axis and free else None) for axis, free in enumerate(is_free[name]))]
             for name, value in task_outputs.items()
         }
@@ -180,6 +182,7 @@ class ServedStream:
     """Requests for one body that have the same shapes."""
 
     index: int
+    """Its number among the engine's queues."""
     model: ServedModel
     """The body."""
     shapes: Shapes
@@ -189,18 +192,17 @@ class ServedStream:
     """Rows of each request: the first dimension of its inputs."""
     first_program: int
     """Position of the program for a batch of one request; larger batches follow."""
-    batches: int
+    max_batch: int
     """Most requests in a batch."""
-    places: int
-    """Number of programs that are reserved for the stream, one per batch size: at least ``batches``."""
+    reserved_programs: int
+    """Programs that the stream owns: at least ``max_batch``; more if it took over those of a closed stream."""
     measured: bool
     """Whether its times were ever observed; otherwise they are estimates."""
-    seen: int = 0
-    """Batches computed."""
-    on_lanes: int = 0
+    computed_batches: int = 0
+    segments_on_lanes: int = 0
     """Segments that were submitted to lanes that run ahead, and have not ended."""
-    sums: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Requests in a batch -> for each segment: how many were computed, and the sum of their times."""
+    observed: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Requests in a batch -> for each segment: how often it was computed, and the sum of its ticks."""
 
 
 class ServedStreams:
@@ -213,9 +215,10 @@ class ServedStreams:
         remaining: list[tuple[int, ...]],
         sharing: GpuSharing | None = None,
     ) -> None:
-        """programs, remaining: shared with the policy and filled here: segment times, and their remaining sums.
+        """source: the engine's queues. programs, remaining: lists that are filled here and read by the policy.
 
-        A remaining sum is the time from a segment to the end. sharing: gets the sensitivity of every program.
+        remaining: for each program, the expected ticks from the start of each segment to the end. sharing: gets the
+        sensitivity of every program to shares of a GPU.
         """
         self._source, self.programs, self._sharing = source, programs, sharing
         self._remaining = remaining
@@ -255,21 +258,24 @@ class ServedStreams:
         stream = _most_used_stream(model)
         if stream is None:
             return {}
-        programs = self.programs[stream.first_program : stream.first_program + stream.batches]
-        return {str(size * stream.rows): [t / 1e9 for t in p.compute] for size, p in enumerate(programs, 1)}
+        programs = self.programs[stream.first_program : stream.first_program + stream.max_batch]
+        return {
+            str(size * stream.rows): [ticks / 1e9 for ticks in program.compute]
+            for size, program in enumerate(programs, start=1)
+        }
 
-    def whole(self, model: ServedModel) -> int:
-        """Return the expected ticks of a whole request of a model's most common shapes; 0 before the first request."""
+    def typical_request_ns(self, model: ServedModel) -> int:
+        """Return the expected time of a request of a model's most common shapes; 0 before the first request."""
         stream = _most_used_stream(model)
         return self.programs[stream.first_program].total_compute if stream else 0
 
     def mean_s(self, model: ServedModel) -> dict[str, list[float]]:
-        """Return the mean segment times, by batch size in rows, for the sizes that were computed."""
+        """Return the mean segment times, by batch size in rows, for the sizes of which all segments were computed."""
         stream = _most_used_stream(model)
         return {
-            str(size * stream.rows): [ns / count / 1e9 for count, ns in sums]
-            for size, sums in (stream.sums.items() if stream else ())
-            if stream and all(count for count, _ in sums)
+            str(size * stream.rows): [ns / count / 1e9 for count, ns in segments]
+            for size, segments in (stream.observed.items() if stream else ())
+            if stream and all(count for count, _ in segments)
         }
 
     def expected_ns(self, stream: int) -> int:
@@ -279,26 +285,27 @@ class ServedStreams:
     # Segment times
 
     def _set_program(self, index: int, program: Program) -> None:
-        """Set a program in both lists, which policies read for every decision."""
+        """Replace the program *index* in both lists that the policy reads."""
         self.programs[index], self._remaining[index] = program, program.remaining
 
-    def learn(self, stream: ServedStream, candidate: Candidate, took: int, between: int = 0) -> None:
-        """Learn the time *took* of a segment, in ticks; the first observation of a shape replaces the estimate.
+    def learn(self, stream: ServedStream, candidate: Candidate, ticks: int, gap_ticks: int = 0) -> None:
+        """Learn the time of a segment from an observation; the first one of a shape replaces the estimate.
 
-        candidate: the segment and its batch, as the policy saw it. between: the gap to the next segment in ticks, if
-        the expected times include gaps.
+        candidate: the segment and its batch, as the policy saw it. ticks: its observed time. gap_ticks: the gap to the
+        next segment, if the expected times include gaps.
         """
-        sums = stream.sums.get(candidate.size)
-        if sums is None:
-            sums = stream.sums[candidate.size] = [(0, 0)] * len(self.programs[candidate.program])
-        count, total = sums[candidate.layer]
-        sums[candidate.layer] = count + 1, total + took
-        took += between
+        segments = stream.observed.get(candidate.size)
+        if segments is None:
+            segments = stream.observed[candidate.size] = [(0, 0)] * len(self.programs[candidate.program])
+        count, total = segments[candidate.layer]
+        segments[candidate.layer] = count + 1, total + ticks
+        ticks += gap_ticks
         if not stream.measured:
-            for size in range(1, stream.batches + 1):  # assume that the time is proportional to the batch size
-                self._set_segment_ticks(stream.first_program + size - 1, candidate.layer, took * size // candidate.size)
-        elif abs(took - candidate.compute) > max(candidate.compute // 20, UNNOTICED_NS):
-            bounded = min(took, 3 * candidate.compute + UNNOTICED_NS)  # an outlier must not dominate the average
+            for size in range(1, stream.max_batch + 1):  # assume that the time is proportional to the batch size
+                scaled = ticks * size // candidate.size
+                self._set_segment_ticks(stream.first_program + size - 1, candidate.layer, scaled)
+        elif abs(ticks - candidate.compute) > max(candidate.compute // 20, UNNOTICED_NS):
+            bounded = min(ticks, 3 * candidate.compute + UNNOTICED_NS)  # an outlier must not dominate the average
             expected = round(candidate.compute + LEARNING * (bounded - candidate.compute))
             self._set_segment_ticks(candidate.program, candidate.layer, expected)
 
@@ -306,7 +313,7 @@ class ServedStreams:
         """Pass the observed exit rates of a model on to its programs."""
         assert model.exit_rules is not None
         for stream in model.streams.values():
-            for index in range(stream.first_program, stream.first_program + stream.batches):
+            for index in range(stream.first_program, stream.first_program + stream.max_batch):
                 self._set_program(index, replace(self.programs[index], exit_rates=model.exit_rules.shares.published))
 
     def relax_estimates(self, stream: ServedStream) -> None:
@@ -315,7 +322,7 @@ class ServedStreams:
         A refused request is not computed, so nothing can be learned from it: times that were learned in a busy moment
         would otherwise keep requests out for ever.
         """
-        for size in range(1, stream.batches + 1):
+        for size in range(1, stream.max_batch + 1):
             index = stream.first_program + size - 1
             learned, at_load = self.programs[index], _estimate_program(stream.model, stream.shapes, stream.rows, size)
             if stream.measured and learned.total_compute > at_load.total_compute:
@@ -335,28 +342,29 @@ class ServedStreams:
     def _open_stream(self, model: ServedModel, shapes: Shapes, alone: bool) -> ServedStream:
         """Open a stream with a program per batch size, in the place of a closed stream if one has enough programs."""
         batching, timing = model.loaded.batching, model.timing
-        rows, batches = 1, 1
+        rows, max_batch = 1, 1
         if batching.batchable:
             rows = _common_rows(model.name, shapes)
             can_join = not alone and (batching.any_shapes or _has_measured_shapes(timing, shapes))
-            batches = max(1, batching.max_batch // max(1, rows)) if can_join else 1
-        programs = [_estimate_program(model, shapes, rows, size) for size in range(1, batches + 1)]
+            max_batch = max(1, batching.max_batch // max(1, rows)) if can_join else 1
+        programs = [_estimate_program(model, shapes, rows, size) for size in range(1, max_batch + 1)]
         measured = timing.warm_shapes is not None and _elements(shapes, rows) == model.warm_elements
-        steered = model.exit_rules.steered if model.exit_rules else None
-        reusable = [old for old in self._closed if old.places >= batches]
+        steered = model.exit_rules.steered if model.exit_rules else None  # lets the engine lower the exit threshold
+        reusable = [old for old in self._closed if old.reserved_programs >= max_batch]
         if reusable:
-            closed = min(reusable, key=lambda old: old.places)
+            closed = min(reusable, key=lambda old: old.reserved_programs)
             self._closed.remove(closed)
-            first, places = closed.first_program, closed.places
+            first, reserved = closed.first_program, closed.reserved_programs
             for index, program in enumerate(programs, first):
                 self._set_program(index, program)
-            stream = ServedStream(closed.index, model, shapes, alone, rows, first, batches, places, measured)
+            stream = ServedStream(closed.index, model, shapes, alone, rows, first, max_batch, reserved, measured)
             self._source.open(_terms(stream), steered, stream=stream.index)
         else:
-            stream = ServedStream(-1, model, shapes, alone, rows, len(self.programs), batches, batches, measured)
+            first, reserved = len(self.programs), max_batch
+            stream = ServedStream(-1, model, shapes, alone, rows, first, max_batch, reserved, measured)
             self.programs += programs
             self._remaining += [program.remaining for program in programs]
-            stream.index = self._source.open(_terms(stream), steered)
+            stream.index = self._source.open(_terms(stream), steered)  # a new number, in place of -1
         if self._sharing:
             if model not in self._bodies:
                 self._bodies[model] = self._sharing.next_number()
@@ -368,7 +376,7 @@ class ServedStreams:
         if len(self._by_use) < STREAMS:
             return
         for stream in list(self._by_use.values())[: max(1, STREAMS // 4)]:  # many at once, so that this is rare
-            if self._source.queues[stream.index].idle and not stream.on_lanes:
+            if self._source.queues[stream.index].idle and not stream.segments_on_lanes:
                 self._close(stream)
 
     def forget(self, model: ServedModel) -> None:
@@ -399,25 +407,25 @@ def _has_measured_shapes(timing: SegmentTiming, shapes: Shapes) -> bool:
 
 def _most_used_stream(model: ServedModel) -> ServedStream | None:
     """Return the stream of a model's body with the most batches; None before the first request."""
-    return max(model.body.streams.values(), key=lambda stream: stream.seen, default=None)
+    return max(model.body.streams.values(), key=lambda stream: stream.computed_batches, default=None)
 
 
 def _terms(stream: ServedStream) -> Terms:
-    """Return the engine's terms of a stream; without a deadline, because requests have their own."""
+    """Return the engine's terms of a stream; without deadline and priority, because requests have their own."""
     return Terms(
         programs=stream.first_program,
         deadline=NO_DEADLINE,
-        max_batch=stream.batches,
+        max_batch=stream.max_batch,
         timeout=stream.model.batch_timeout_ns,
         priority=1,
     )
 
 
 def _sensitivities(stream: ServedStream) -> list[GpuLikeness]:
-    """Return the sensitivities of a stream's programs to shares, as far as they were measured."""
+    """Return the sensitivity to shares of a GPU of each of a stream's programs, as far as it was measured."""
     shares = stream.model.loaded.shares
-    like = shares.like if shares and stream.measured else {}
-    return [like.get(stream.rows * size, UNMEASURED) for size in range(1, stream.batches + 1)]
+    by_rows = shares.like if shares and stream.measured else {}
+    return [by_rows.get(stream.rows * size, UNMEASURED) for size in range(1, stream.max_batch + 1)]
 
 
 def _estimate_program(model: ServedModel, shapes: Shapes, rows: int, size: int) -> Program:
@@ -434,8 +442,8 @@ def _estimate_program(model: ServedModel, shapes: Shapes, rows: int, size: int) 
         ticks = [max(1, round(time * 1e9)) for time in times]
     else:
         ticks = [max(INLINE_TICKS, round(time * 1e9 * min(size_ratio, 1.0))) for time in times]
-    no_ticks = (0,) * len(ticks)
-    program = Program(model.name, model.loaded.segments, no_ticks, tuple(ticks), no_ticks)
+    zeros = (0,) * len(ticks)  # segments have no ticks for fetching weights, and no bytes of weights
+    program = Program(model.name, model.loaded.segments, fetch=zeros, compute=tuple(ticks), weight_bytes=zeros)
     exit_rules = model.exit_rules
     return replace(program, exits=exit_rules.layers, exit_rates=exit_rules.shares.published) if exit_rules else program
 

@@ -58,7 +58,7 @@ class Telemetry:
         error: why it has no result. parent: the parent span.
         """
 
-    def passes(self, model: str, parent: str) -> Hop:
+    def begin_hop(self, model: str, parent: str) -> Hop:
         """Begin the span of a request for *model* in a gate; *parent*: the client's span, empty if there is none."""
         return Hop(parent)
 
@@ -113,7 +113,7 @@ class OpenTelemetry(Telemetry):
                 span.set_status(self._error_status(str(error)))
         span.end(end_ns)
 
-    def passes(self, model: str, parent: str) -> Hop:
+    def begin_hop(self, model: str, parent: str) -> Hop:
         """Begin the span of a request in a gate; the server's span will be its child."""
         span = self._tracer.start_span(f"gate {model}", self._context(parent), self._span_kind)
         carrier: dict[str, str] = {}

@@ -44,6 +44,7 @@ class ClientTicket(Ticket):
         counted as met or missed. priority: its weight. exit_threshold: confidence at which rows leave early; by default
         that of its model.
         """
+        # -1, 0: stream and arrival, which ``enter`` sets
         super().__init__(-1, 0, due, priority, strict, line=model.line, wanted=exit_threshold)
         self.model, self.inputs, self.reply = model, model.to_body_inputs(inputs), reply
         self.best_effort = best_effort
@@ -54,7 +55,7 @@ class ClientTicket(Ticket):
         self.batch_size = 0
         """Most requests that were in its batch."""
         self.compute_ns = 0
-        self.traced = True
+        self.traced = True  # whether its segments are in the trace that clients can download
         self.met: bool | None = None
         """Whether it met its deadline, once it is settled; None if that is not counted."""
         self.deaths = self.tries = 0
@@ -106,10 +107,10 @@ class BatchWork:
         "_exit_outputs",
         "_parts",
         "batch",
-        "began",
         "compute_ns",
         "loaded",
         "model",
+        "rows_at_start",
         "stream",
         "tickets",
         "timing",
@@ -121,8 +122,8 @@ class BatchWork:
         self.model = stream.model
         """The body."""
         self.loaded, self.timing = stream.model.loaded, stream.model.timing
-        self.began = self.rows_by_model()
-        """The models, with their rows, at the start of the batch."""
+        self.rows_at_start = self.rows_by_model()
+        """The models of the batch at its start, each with its number of rows."""
         self._parts = [BatchPart(ticket.inputs) for ticket in tickets]
         """The tensors for the next segment, in parts that the backend concatenates."""
         self._answers: list[dict[str, Array]] = []
@@ -157,12 +158,13 @@ class BatchWork:
         return Step(segment, tuple(self._parts), sum([ticket.rows for ticket in self.tickets]))
 
     def take(self, segment: int, outputs: Sequence[StepOutput]) -> None:
-        """Store the outputs of a computed segment. A stopped segment is not stored: other batches may still join."""
+        """Store the outputs of a computed segment. A stopped one runs again, perhaps after another batch joined."""
         if len(self.tickets) > 1 and segment == len(self.loaded.segments) - 1:
             self._check_rows(outputs)
         self._parts = [BatchPart(output.values) for output in outputs]
         self._answers = [output.answers for output in outputs]
         exit_rules = self.model.exit_rules
+        # [0]: at an exit the backend has joined all parts
         self._exit_outputs = exit_rules.outputs_at(segment, outputs[0].answers) if exit_rules else None
 
     def _check_rows(self, outputs: Sequence[StepOutput]) -> None:
@@ -258,6 +260,7 @@ class MixedWork(BatchWork):
     def results(self) -> Iterator[tuple[ClientTicket, dict[str, Array]]]:
         """Yield every ticket with the outputs of its model, for its rows; each row's exit is chosen here."""
         parts = zip(self._answers, self._output_names, strict=True)
+        # {}: the outputs of every model in the batch exist
         values = mixed([{name: answers[name] for name in names} for answers, names in parts], {})
         for ticket, start, end in self._row_ranges():
             model, exit_rules = ticket.model, ticket.model.exit_rules
@@ -280,7 +283,7 @@ def _exit_answer(
     if ticket.rows == 1 and not is_last and not confidences[start] >= threshold:  # written so that NaN never leaves
         return None
     outputs = ExitOutputs(number, answers[start:end], confidences[start:end])
-    if ticket.rows == 1:
+    if ticket.rows == 1:  # most requests: ``RequestRows`` would only cost time
         return exit_rules.answer(outputs.answers, np.array([number], np.int64), outputs.confidences)
     ticket.progress = ticket.progress or RequestRows(ticket.rows)
     has_left = ticket.progress.record_exits(outputs, threshold, end=is_last)

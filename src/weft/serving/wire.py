@@ -399,8 +399,9 @@ def output_array(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
 
 def check_in_region(part: RegionPart, fitted: Fitted, inline: bool) -> tuple[RegionPart, Fitted]:
     """Check an input in a region; *inline*: whether the request also contains data for it."""
+    spec = fitted[0]
     if inline:
-        raise BadRequest(f"input {fitted[0].name!r} lies in region {part.region!r} and has data, too; send one of them")
+        raise BadRequest(f"input {spec.name!r} lies in region {part.region!r} and has data, too; send one of them")
     check_size(part.byte_size, fitted)
     return part, fitted
 

@@ -33,7 +33,7 @@ from weft.engine.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.engine.simulated_host import Crowd, DrawnWork
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
 from weft.load.payload import served_name
-from weft.load.report import ranks
+from weft.load.report import observed_quantiles
 from weft.workloads.exits import check_rates
 
 Floats = npt.NDArray[np.float64]
@@ -413,5 +413,5 @@ def _figures(latency_s: Floats, deadline_s: float | None) -> Figures:
         missed = 1 - float((answered <= deadline_s).sum()) / len(latency_s)
     if not len(answered):
         return Figures(0, None, None, None, missed)
-    p50, p99 = ranks(answered, (0.5, 0.99))
+    p50, p99 = observed_quantiles(answered, (0.5, 0.99))
     return Figures(len(answered), float(answered.mean()), p50, p99, missed)

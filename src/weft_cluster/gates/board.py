@@ -196,16 +196,17 @@ class RoutingBoard:
 
         now: time of the answer. way: round trip of the network, in ns.
         """
-        self.estimates[place] = self.estimates[place]._replace(array=estimate.ahead, channel=0, as_of=now)
+        self.estimates[place] = self.estimates[place]._replace(array=estimate.wait_ns, channel=0, as_of=now)
         self._reported_at[model] = now
-        if not estimate.own:
+        if not estimate.compute_ns:
             return
         # A request delays the ones behind it by its share of the lanes; the rest is only its own latency.
-        per_lane = estimate.own // estimate.lanes
+        per_lane = estimate.compute_ns // estimate.lanes
+        besides = estimate.compute_ns - per_lane + way
         replicas = self._replicas[model]
         for index, replica in enumerate(replicas):
             if replica.machine == place:
-                replicas[index] = replica._replace(compute=per_lane, fetch=0, besides=estimate.own - per_lane + way)
+                replicas[index] = replica._replace(compute=per_lane, fetch=0, besides=besides)
 
 
 def _break_tie(replica: Replica, draw: float) -> Replica:

@@ -94,7 +94,7 @@ class Link:
         """End the probes, and close all connections, broken requests included."""
         self._probes.cancel()
         await asyncio.gather(self._probes, return_exceptions=True)
-        self.pool.lose()
+        self.pool.abort_all()
         await self._control.close()
         await self.pool.close()
 
@@ -119,11 +119,11 @@ class Link:
         except TimeoutError:
             if time.monotonic_ns() - max(self.heard_ns, self._probed_ns) > SILENT_NS:
                 self._set_up(up=False)
-                self.pool.lose()
+                self.pool.abort_all()
             return
         except OSError:
             self._set_up(up=False)
-            self.pool.lose()
+            self.pool.abort_all()
             return
         if up:
             is_longer = self.way_ns and round_trip_ns > self.way_ns
@@ -150,7 +150,7 @@ class Link:
             async with asyncio.timeout(PATIENCE_S):
                 return await call(self._control, request_bytes(self.target, "GET", path, key=self.key))
         except OSError:
-            self._control.lose()
+            self._control.abort_all()
             raise
 
 
@@ -227,7 +227,7 @@ class Forward:
         """due: deadline of an inference; None for other requests. rank: priority that the client's API key gives."""
         self._gate, self._exchange, self._model, self._due = gate, exchange, model, due
         self._age, self._rank = age_of(exchange.headers) or 0, rank
-        self._hop = gate.telemetry.passes(model, exchange.headers.get(PARENT, ""))
+        self._hop = gate.telemetry.begin_hop(model, exchange.headers.get(PARENT, ""))
         self._link: Link | None = None
         self._replica: Replica | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -245,9 +245,9 @@ class Forward:
     def _start(self) -> None:
         """Send the request, and start its timeout if it has a strict deadline. RequestError if it is refused."""
         gate, now = self._gate, time.monotonic_ns()
-        if self._strict and self._due and gate.board.hopeless(self._model, self._due.at, now):
+        if self._strict and self._due and gate.board.hopeless(self._model, self._due.deadline_ns, now):
             gate.counts["unmeetable"] += 1
-            left_ms = (self._due.at - now) / 1e6
+            left_ms = (self._due.deadline_ns - now) / 1e6
             message = f"{self._model}: its deadline cannot be met on any machine; {left_ms:.1f} ms are left"
             raise Expired(message, reason="unmeetable")
         if not self._send(now, None):
@@ -255,7 +255,7 @@ class Forward:
             raise Overloaded(f"{self._model}: no machine that has it takes requests now; send it again later")
         self._exchange.gone = self._on_client_left
         if self._due and self._due.strict:
-            left_s = max(0, self._due.at - now) / 1e9
+            left_s = max(0, self._due.deadline_ns - now) / 1e9
             self._timer = asyncio.get_running_loop().call_later(left_s + LATE_S, self._expire)
 
     @property
@@ -268,9 +268,11 @@ class Forward:
         Only the first attempt passes the deadline to the board, which may then probe a server without recent reports.
         """
         choice = self._gate.board.choose(
-            self._model, now, excluded, self._due.at if self._due and not self._tries else None
+            self._model, now, excluded, self._due.deadline_ns if self._due and not self._tries else None
         )
-        if choice is None or (self._tries and self._due and self._due.strict and choice.expected > self._due.at):
+        if choice is None or (
+            self._tries and self._due and self._due.strict and choice.expected > self._due.deadline_ns
+        ):
             return False
         self._tries += 1
         self._replica, link = choice.replica, self._gate.links[choice.replica.machine]

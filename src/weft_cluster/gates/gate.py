@@ -225,7 +225,7 @@ class Gate:
             path = target.raw_path
             if path not in PROBES:
                 self._hosts.check(headers)
-            caller = None if path in OPEN else self.keys.known(headers)
+            caller = None if path in OPEN else self.keys.require_caller(headers)
             if "origin" in headers:
                 check_origin(method, headers)
             model, infers = model_of(path)

@@ -211,7 +211,7 @@ class GateGrpc:
                 self._way.handle(exchange)
                 return await answer
             finally:
-                self._way.budget.give(held_bytes)
+                self._way.budget.release(held_bytes)
         finally:
             if on_client_left := exchange.end():  # the call was cancelled
                 on_client_left()
