@@ -28,7 +28,7 @@ from weft_papers.libnumber import (
     sensitivity,
     table5_search,
 )
-from weft_papers.libnumber.jobs import COVERING, MACS, SearchJob, jobs, settings, sixteen_bits, started
+from weft_papers.libnumber.jobs import COVERING, MACS, SearchJob, jobs, settings, shift_first_biases, sixteen_bits
 from weft_papers.libnumber.lab import (
     BIAS_RULE,
     BOTH,
@@ -47,9 +47,9 @@ from weft_papers.libnumber.lab import (
     STRIPES,
     TITLES,
     WHOLE,
+    formats_text,
     parse_printed,
     printed_configurations,
-    shown,
 )
 from weft_papers.libnumber.recorded import (
     ScoredRun,
@@ -249,7 +249,7 @@ def test_jobs_are_different_and_known(net, record):
 
 def test_a_shifted_start_moves_every_bias_by_one():
     network = Network("net", (Target("a", 1, 1, 0.6, 3.0),))
-    (moved,) = started(network, 1).targets
+    (moved,) = shift_first_biases(network, 1).targets
     assert (moved.weight_max, moved.input_max) == (0.3, 1.5)
     assert sixteen_bits(network)["a.input"] == FIXED(16, -2)
 
@@ -405,7 +405,7 @@ def test_without_records_what_is_computed_stays(tmp_path):
 
 def test_formats_are_shown_as_the_table_has_them(record):
     network = record.nets["lenet"].network
-    assert shown(network, formed(network, EXP(3), FIXED(4))) == "I4 / E3-E3"
+    assert formats_text(network, formed(network, EXP(3), FIXED(4))) == "I4 / E3-E3"
     assert TITLES["lenet"] == "LeNet"
 
 

@@ -21,16 +21,16 @@ from weft_papers.gpu.lab import (
     FIVE,
     LOADS,
     ONE_FOR_ALL,
-    ORIONS,
+    ORION_RULES,
     OURS,
     WITHOUT,
     LoadResults,
     Records,
     RuleResults,
     deadlines,
-    drawn,
-    orions,
+    orion_pair,
     sources,
+    sources_to_draw,
 )
 
 FIGURE = "five models"
@@ -47,7 +47,9 @@ def five_models(out: Path, seconds: float, records: Records, tick: Tick) -> Exhi
     loads = [f"{load:g}" for load in LOADS]
     all_sources = sources("deadlines", loads, lambda load: deadlines(float(load), seconds, SEEDS), records, tick)
     rows = [row for source in all_sources for row in _rows(source)]
-    return Exhibit(tuple(rows), tuple(_table(source) for source in all_sources), (_picture(out, drawn(all_sources)),))
+    return Exhibit(
+        tuple(rows), tuple(_table(source) for source in all_sources), (_picture(out, sources_to_draw(all_sources)),)
+    )
 
 
 def _missed_share(results: RuleResults, rule: str) -> float:
@@ -125,18 +127,18 @@ def against_orion(out: Path, seconds: float, records: Records, tick: Tick) -> Ex
 
     def simulate(pair: str) -> RuleResults:
         first, other = pair.split(" beside ")
-        return orions(first, other, seconds)
+        return orion_pair(first, other, seconds)
 
     all_sources = sources("orion", pairs, simulate, records, tick)
     rows = [row for source in all_sources for row in _orion_rows(source)]
     tables = tuple(_orion_table(source) for source in all_sources)
-    return Exhibit(tuple(rows), tables, (_orion_picture(out, drawn(all_sources)),))
+    return Exhibit(tuple(rows), tables, (_orion_picture(out, sources_to_draw(all_sources)),))
 
 
 def best_orion(results: RuleResults) -> str:
     """The name of Orion's rule with its best budget; see DONE."""
-    most_work = max(float(results[rule]["beside"]) for rule in ORIONS)
-    eligible = [rule for rule in ORIONS if results[rule]["beside"] >= DONE * most_work]
+    most_work = max(float(results[rule]["beside"]) for rule in ORION_RULES)
+    eligible = [rule for rule in ORION_RULES if results[rule]["beside"] >= DONE * most_work]
     return min(eligible, key=lambda rule: float(results[rule]["p99"]))
 
 
@@ -158,7 +160,7 @@ def _orion_rows(source: LoadResults) -> list[Row]:
 
 def _orion_table(source: LoadResults) -> Table:
     """Table of all pairs: p99 of the urgent model and share of the best-effort work done, under every rule."""
-    rules = (*ORIONS, "reef", OURS)
+    rules = (*ORION_RULES, "reef", OURS)
     body = [
         (
             pair,

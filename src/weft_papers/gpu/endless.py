@@ -26,9 +26,9 @@ from weft_papers.gpu.lab import (
     Records,
     Rows,
     RuleResults,
-    drawn,
     saturated,
     sources,
+    sources_to_draw,
     urgent,
 )
 
@@ -45,7 +45,9 @@ def side_by_side(out: Path, seconds: float, records: Records, tick: Tick) -> Exh
     loads = ["+".join(models) for models in TOGETHER]
     all_sources = sources("saturated", loads, lambda load: saturated(load.split("+"), seconds), records, tick)
     rows = [row for source in all_sources for row in _rows(source)]
-    return Exhibit(tuple(rows), tuple(_table(source) for source in all_sources), (_picture(out, drawn(all_sources)),))
+    return Exhibit(
+        tuple(rows), tuple(_table(source) for source in all_sources), (_picture(out, sources_to_draw(all_sources)),)
+    )
 
 
 def best_rival(results: RuleResults) -> str:
@@ -138,7 +140,7 @@ def urgent_beside(out: Path, seconds: float, records: Records, tick: Tick) -> Ex
     all_sources = sources("urgent", loads, simulate, records, tick)
     rows = [row for source in all_sources for row in _urgent_rows(source)] + _errors(records.measured)
     tables = tuple(_urgent_table(source) for source in all_sources)
-    return Exhibit(tuple(rows), tables, (_urgent_picture(out, drawn(all_sources)),))
+    return Exhibit(tuple(rows), tables, (_urgent_picture(out, sources_to_draw(all_sources)),))
 
 
 # What delays an urgent request: on the simulated GPU, and on a real one, where a second segment may be queued.

@@ -20,10 +20,10 @@ from weft_papers.layerweaver.lab import (
     bound,
     demand,
     geomean,
+    joined_names,
     mean,
-    measured,
-    named,
-    swept,
+    report_of_run,
+    sweep_thresholds,
 )
 
 PLAIN = ("fifo", "round-robin")
@@ -46,7 +46,7 @@ class PairPanel:
 
     @property
     def names(self) -> list[str]:
-        return [named(pair) for pair in self.pairs]
+        return [joined_names(pair) for pair in self.pairs]
 
 
 def panel(letter: str, scene: Scene, queries: int, pairs: tuple[Models, ...] = PAIRS) -> PairPanel:
@@ -54,7 +54,7 @@ def panel(letter: str, scene: Scene, queries: int, pairs: tuple[Models, ...] = P
     thresholds = aimt_options(scene, pairs)
     reports = {
         policy: tuple(
-            measured(
+            report_of_run(
                 scene,
                 pair,
                 policy,
@@ -166,7 +166,7 @@ def _throughput_table(half: PairPanel) -> Table:
     """Table of a half of Fig. 14: STP of every policy, the bound, and fractions of the bound, by pair."""
     body = [
         (
-            named(pair),
+            joined_names(pair),
             *(f"{half.reports[policy][index].stp:.3f}" for policy in SHOWN),
             f"{bound(half.scene, pair):.3f}",
             f"{half.reports['layerweaver'][index].fraction_of_bound:.3f}",
@@ -186,7 +186,7 @@ def sweep_picture(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exh
     """Draw AI-MT's throughput over both thresholds, with the tuned point and the level of the paper's AI-MT."""
     shown = []
     for half in panels:
-        sweep = swept(half.scene, half.pairs)
+        sweep = sweep_thresholds(half.scene, half.pairs)
         compute = sorted({point.compute_threshold for point in sweep.points})
         memory = sorted({point.memory_threshold for point in sweep.points}, reverse=True)
         # rows of the picture: memory thresholds, descending; columns: compute thresholds, ascending

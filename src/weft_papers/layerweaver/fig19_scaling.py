@@ -20,9 +20,9 @@ from weft_papers.layerweaver.lab import (
     bound,
     device,
     geomean,
-    measured,
-    named,
+    joined_names,
     one_sided,
+    report_of_run,
     throughputs,
 )
 
@@ -104,7 +104,7 @@ def figure_20(
         scene = Scene(device(name), batch, seq_len, cost)
         results = _four(scene, queries, fours)
         series = {policy: [*values, geomean(values)] for policy, values in results.items()}
-        bars = Bars([*(named(models) for models in fours), "geomean"], series, colours)
+        bars = Bars([*(joined_names(models) for models in fours), "geomean"], series, colours)
         bounds = Strokes(bars.places()[:-1], [bound(scene, models) for models in fours], 0.88, "bound")
         panels.append(Panel([bars, bounds], f"{scene} ({label})", y=Axis(label="STP", low=0.8)))
         rows += _four_rows(paper, f"Fig. 20, {name} batch {batch}", scene, results, queries, fours)
@@ -185,7 +185,7 @@ def least_shares(
     """
     shares = []
     for models in fours:
-        report = measured(scene, models, policy, queries, options)
+        report = report_of_run(scene, models, policy, queries, options)
         shares.append(
             min(stream.progress * stream.standalone_s * len(models) / report.makespan_s for stream in report.streams)
         )
@@ -196,9 +196,9 @@ def _four_table(scene: Scene, results: dict[str, list[float]], queries: int, fou
     """Table of a scene of Fig. 20: STP by policy, and the queries that each of the four models completed."""
     body = []
     for index, models in enumerate(fours):
-        report = measured(scene, models, "layerweaver", queries, FAILSAFE_OFF)
+        report = report_of_run(scene, models, "layerweaver", queries, FAILSAFE_OFF)
         cells = (f"{values[index]:.3f}" for values in results.values())
         done = " ".join(str(stream.queries) for stream in report.streams)
-        body.append((named(models), *cells, f"{bound(scene, models):.3f}", done, "not printed"))
+        body.append((joined_names(models), *cells, f"{bound(scene, models):.3f}", done, "not printed"))
     header = ("models", *results, "bound", "queries, layerweaver without failsafe", "paper")
     return Table(f"Fig. 20: STP of four models on {scene}", header, tuple(body))

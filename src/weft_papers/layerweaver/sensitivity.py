@@ -27,8 +27,8 @@ from weft_papers.layerweaver.lab import (
     demand,
     geomean,
     mean,
-    measured,
     one_sided,
+    report_of_run,
     throughputs,
 )
 
@@ -242,7 +242,7 @@ def cost_models(
 
 def _price(scene: Scene, queries: int, pairs: tuple[Models, ...]) -> Priced:
     """Run all pairs under the scene's cost model."""
-    woven = [measured(scene, pair, "layerweaver", queries, FAILSAFE_OFF) for pair in pairs]
+    woven = [report_of_run(scene, pair, "layerweaver", queries, FAILSAFE_OFF) for pair in pairs]
     return Priced(
         throughputs(scene, "aimt", queries, aimt_options(scene, pairs), pairs).stp,
         throughputs(scene, "layerweaver", queries, (), pairs).stp,

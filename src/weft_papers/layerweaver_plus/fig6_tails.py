@@ -30,7 +30,7 @@ from weft_papers.layerweaver_plus.lab import (
     SustainedLoads,
     capacity,
     search_loads,
-    served,
+    simulate_seeds,
 )
 
 FIGURE = "Fig. V.6"
@@ -107,8 +107,10 @@ class TailPanel:
     letter: str
     scene: StreamPair
     printed: Load
-    broken: Load
-    borne: Load
+    baseline_breaks: Load
+    """The load at which the baseline's worst stream misses half of its deadlines."""
+    plus_sustains: Load
+    """The largest load that layerweaver+ sustains."""
 
 
 def panels(
@@ -141,13 +143,13 @@ def panels(
 
 def _load(what: str, scene: StreamPair, rate: float) -> Load:
     """Run a scene at *rate* requests per second under every scheduler; *what* names the load in texts."""
-    runs_of = {scheduler: SchedulerRuns(served(scene, rate, scheduler)) for scheduler in SHOWN}
+    runs_of = {scheduler: SchedulerRuns(simulate_seeds(scene, rate, scheduler)) for scheduler in SHOWN}
     return Load(what, scene, rate, runs_of)
 
 
 def find_breaking_load(scene: StreamPair) -> float:
     """The smallest load, to 1 %, at which the baseline's worst stream misses half of its deadlines."""
-    return _threshold(lambda rate: SchedulerRuns(served(scene, rate, BASELINE)).worst >= HALF, capacity(scene))
+    return _threshold(lambda rate: SchedulerRuns(simulate_seeds(scene, rate, BASELINE)).worst >= HALF, capacity(scene))
 
 
 def _threshold(broken: Callable[[float], bool], start: float) -> float:
@@ -170,8 +172,8 @@ def figure_6(paper: Paper, out: Path, result: Sequence[TailPanel]) -> Exhibit:
     """Draw Fig. V.6 at the loads that break the baseline, and again at the largest that layerweaver+ sustains."""
     rows = tuple(row for panel in result for row in _rows(paper, panel))
     drawn = (
-        _picture(out, [panel.broken for panel in result], "figV6-tails"),
-        _picture(out, [panel.borne for panel in result], "figV6-tails-borne"),
+        _picture(out, [panel.baseline_breaks for panel in result], "figV6-tails"),
+        _picture(out, [panel.plus_sustains for panel in result], "figV6-tails-borne"),
     )
     return Exhibit(rows, tuple(_table(panel) for panel in result), drawn)
 
@@ -217,7 +219,10 @@ def _rows(paper: Paper, panel: TailPanel) -> list[Row]:
     }
     allowed = 100 - paper["plus_meets"].value
     rows = []
-    for load, load_text in ((panel.broken, "baseline at half"), (panel.borne, "layerweaver+ at its most")):
+    for load, load_text in (
+        (panel.baseline_breaks, "baseline at half"),
+        (panel.plus_sustains, "layerweaver+ at its most"),
+    ):
         for scheduler in SHOWN:
             for stream, model in enumerate(panel.scene.pair):
                 printed_late = printed.get((scheduler, stream)) if panel.letter == "a" else None
@@ -239,7 +244,7 @@ def _why(panel: TailPanel, load: Load, scheduler: Scheduler, printed: bool) -> s
         return f"not in the paper: our policy, {load_text}"
     if not printed:
         return f"drawn, not printed; {load_text}"
-    other = panel.borne if load is panel.broken else panel.broken
+    other = panel.plus_sustains if load is panel.baseline_breaks else panel.baseline_breaks
     return (
         f"{load_text}; the paper's rates are another share of what its device bears: "
         f"at {other.rate:.0f} requests/s ours misses {other.misses(scheduler)}"
@@ -253,15 +258,16 @@ def _load_rows(panel: TailPanel) -> list[Row]:
     ratio, printed = f"{vision}:{language} = {vision_rate:g}:{language_rate:g}", panel.printed
     return [
         Row(
-            figure, f"load at which the baseline misses half, {ratio}", printed.rate, panel.broken.rate, "requests/s",
+            figure, f"load at which the baseline misses half, {ratio}", printed.rate, panel.baseline_breaks.rate,
+            "requests/s",
             f"the printed rates are {100 * printed.share:.0f} % of what our device's two resources bear with full "
             f"batches; at them the baseline misses {printed.misses(BASELINE)}, layerweaver+ {printed.misses(PLUS)}",
         ),
         Row(
-            figure, f"most that layerweaver+ bears, {ratio}", printed.rate, panel.borne.rate, "requests/s",
-            f"{panel.borne.rate / panel.broken.rate:.2f} of the load at which the baseline misses half; there the "
-            f"baseline misses {panel.borne.misses(BASELINE)}, layerweaver {panel.borne.misses(WOVEN)}, weft+ "
-            f"{panel.borne.misses(OURS)}",
+            figure, f"most that layerweaver+ bears, {ratio}", printed.rate, panel.plus_sustains.rate, "requests/s",
+            f"{panel.plus_sustains.rate / panel.baseline_breaks.rate:.2f} of the load at which the baseline misses half; "
+            f"there the baseline misses {panel.plus_sustains.misses(BASELINE)}, layerweaver "
+            f"{panel.plus_sustains.misses(WOVEN)}, weft+ {panel.plus_sustains.misses(OURS)}",
         ),
     ]  # fmt: skip
 
@@ -269,7 +275,7 @@ def _load_rows(panel: TailPanel) -> list[Row]:
 def _table(panel: TailPanel) -> Table:
     """Table of a pair: every load under every scheduler, model by model."""
     body = []
-    for load in (panel.printed, panel.broken, panel.borne):
+    for load in (panel.printed, panel.baseline_breaks, panel.plus_sustains):
         for scheduler in SHOWN:
             for stream, model in enumerate(panel.scene.pair):
                 runs = load.runs_of[scheduler]

@@ -28,11 +28,11 @@ from weft_papers.libnumber.lab import (
     STRIPES,
     TITLES,
     by_mean_size,
+    formats_text,
     parse_printed,
     percent,
     plain_sizes,
     printed_configurations,
-    shown,
     sizes,
 )
 from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord
@@ -169,7 +169,7 @@ def _cells(net: NetRecord, run: ScoredRun) -> tuple[str, ...]:
     method = run.method.removesuffix(REPAIRED)
     parts = [LABELS[method], "repaired" if run.method != method else "", str(run.option or "")]
     return (
-        TITLES[net.name], ", ".join(word for word in parts if word), shown(net.network, run.configuration),
+        TITLES[net.name], ", ".join(word for word in parts if word), formats_text(net.network, run.configuration),
         f"{weight_reduction(net, run):.2f}", f"{storage_reduction(net, run):.2f}", f"{100 * run.validation:.2f}",
         f"{100 * run.test:.2f}", "yes" if run.feasible else "no", str(run.iterations),
     )  # fmt: skip
@@ -241,8 +241,8 @@ def _rows_4(net: NetRecord) -> list[Row]:
             Row(
                 TABLE_4, f"bits of a weight, {TITLES[net.name]}, {LABELS[method]}, {percent(margin)}",
                 printed_bits(net, framework), ours, " bits",
-                f"ours{best} {shown(net.network, run.configuration)}, the chapter {text}; other weights, trained here, "
-                "and a threshold on images that are not reported on",
+                f"ours{best} {formats_text(net.network, run.configuration)}, the chapter {text}; other weights, "
+                "trained here, and a threshold on images that are not reported on",
             )
         )  # fmt: skip
     return rows
@@ -255,7 +255,7 @@ def _table_4(nets: list[NetRecord]) -> Table:
         for method, framework in THEIRS.items():
             printed = printed_configurations()[TITLES[net.name]][framework]
             runs = [net.passing(method, margin) for margin in MARGINS]
-            texts = [shown(net.network, run.configuration) if run else "fails" for run in runs]
+            texts = [formats_text(net.network, run.configuration) if run else "fails" for run in runs]
             body.append((TITLES[net.name], LABELS[method], printed, *texts))
     header = ("network", "method", "printed", *(f"ours at {percent(margin)}" for margin in MARGINS))
     return Table(f"{TABLE_4}: In FIXED, En EXP, Tn two's complement, n bits: inputs / weights", header, tuple(body))

@@ -28,7 +28,18 @@ from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import device, geomean
 from weft_papers.libnumber.jobs import MACS, SERIAL_MARGIN
-from weft_papers.libnumber.lab import COLOURS, LABELS, MARGINS, OURS, RISTRETTO, SERIAL, STRIPES, TITLES, percent, shown
+from weft_papers.libnumber.lab import (
+    COLOURS,
+    LABELS,
+    MARGINS,
+    OURS,
+    RISTRETTO,
+    SERIAL,
+    STRIPES,
+    TITLES,
+    formats_text,
+    percent,
+)
 from weft_papers.libnumber.recorded import NetRecord, SearchRecord
 from weft_tune.hardware import LayerWork, Speedup, bit_serial, bit_serial_ideal, tuned_model, word_packing, work_of
 from weft_tune.numbers.configuration import Configuration
@@ -226,7 +237,7 @@ def _weave_tuned(record: SearchRecord, npu: Npu, queries: int) -> list[Woven]:
         run = net.find(OURS, margin) if net else None
         if net and run:
             smaller = tuned_model(models[1], net.network, run.configuration)
-            name = f"{TITLES[FETCHING]} tuned at {percent(margin)}: {shown(net.network, run.configuration)}"
+            name = f"{TITLES[FETCHING]} tuned at {percent(margin)}: {formats_text(net.network, run.configuration)}"
             pairs.append(_weave(name, (models[0], smaller), npu, queries, pairs[0]))
     return pairs
 

@@ -25,9 +25,9 @@ from weft_papers.libnumber.lab import (
     RESTRICTED,
     TITLES,
     WHOLE,
+    formats_text,
     percent,
     printed_configurations,
-    shown,
     sizes,
 )
 from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord
@@ -242,7 +242,7 @@ def _rows(paper: Paper, search: Tuning) -> list[Row]:
 def _table_4(search: Tuning) -> Table:
     """Table of the configurations that the search kept, in order."""
     body = tuple(
-        (str(kept.phase), kept.step, shown(search.network, kept.configuration, bias=True), f"{kept.score:.4f}",
+        (str(kept.phase), kept.step, formats_text(search.network, kept.configuration, bias=True), f"{kept.score:.4f}",
          f"{kept.objective:.0f}")
         for kept in search.path
     )  # fmt: skip

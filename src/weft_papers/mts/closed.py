@@ -73,7 +73,7 @@ def best_group(sharing: float) -> float:
 
 
 class Dense(NamedTuple):
-    """A convolution in the models of all tasks, with the channel spaces that it reads and writes."""
+    """A convolution, not depthwise, in the models of all tasks, with the channel spaces that it reads and writes."""
 
     name: str
     taps: int

@@ -40,7 +40,7 @@ CHECKED = (
 
 @dataclass(frozen=True)
 class FormStudy:
-    """The counts of one net in every form, over the number of tasks."""
+    """The counts of one net in every form, over the number of tasks (models)."""
 
     net: str
     counts: Mapping[tuple[str, int], Counts]

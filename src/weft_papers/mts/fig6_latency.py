@@ -248,7 +248,7 @@ def _weights_row() -> Row:
     setting = EvaluatedModels(EDGE_NET, 32, pruning=0.0)
     separate = closed.work(setting, "separate").weights
     mts, exact = (100 * closed.work(setting, form).weights / separate for form in ("mts", "split"))
-    grouped = closed.work(setting._replace(tasks=8), "mts").weights * 4
+    grouped = closed.work(setting._replace(tasks=8), "mts").weights * 4  # four groups of 8
     return Row(
         f"{FIGURE_7}b", "weights of MTS over NetFuse's, 32 ResNet50, counted", None, mts, "%",
         f"closed form, with 1000 classes that no models share; in groups of 8 {100 * grouped / separate:.1f} %, "

@@ -75,7 +75,7 @@ def _recorded_rows(sweeps: Sweeps) -> list[Row]:
             Row(
                 FIGURE, f"latency of MTS at sharing {low:g} over {high:g}, {tasks} ResNet18", None,
                 times_ms[-1] / times_ms[0], "x",
-                f"recorded: {listed(times_ms, 3)} ms at {'/'.join(f'{count:g}' for count in sweeps)}, groups {groups}; "
+                f"recorded: {listed(times_ms, 3)} ms at {'/'.join(f'{ratio:g}' for ratio in sweeps)}, groups {groups}; "
                 f"the paper: it falls with more sharing, here {verdict}; fused: {listed(fused_ms, 3)} ms",
             )
         )  # fmt: skip
@@ -114,6 +114,7 @@ def _recorded_table(sweeps: Sweeps) -> Table:
 def _picture(out: Path, sweeps: Sweeps) -> Figure:
     """Draw latency (above) and memory (below) over the sharing ratio, a column for each number of tasks."""
     counts = [tasks for tasks in TASKS if all(sweep.has("mts", tasks) for sweep in sweeps.values())]
+    # The axis runs from much sharing to little.
     x = Axis(label="sharing ratio", low=max(SHARINGS) + 0.02, high=min(SHARINGS) - 0.02, ticks=SHARINGS)
     shown = [
         Panel(_curves(sweeps, tasks, value), f"{tasks} tasks", x, Axis(label=what, scale="log"))
