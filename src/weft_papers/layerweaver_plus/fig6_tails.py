@@ -265,8 +265,8 @@ def _load_rows(panel: TailPanel) -> list[Row]:
         ),
         Row(
             figure, f"most that layerweaver+ bears, {ratio}", printed.rate, panel.plus_sustains.rate, "requests/s",
-            f"{panel.plus_sustains.rate / panel.baseline_breaks.rate:.2f} of the load at which the baseline misses half; "
-            f"there the baseline misses {panel.plus_sustains.misses(BASELINE)}, layerweaver "
+            f"{panel.plus_sustains.rate / panel.baseline_breaks.rate:.2f} of the load at which the baseline misses "
+            f"half; there the baseline misses {panel.plus_sustains.misses(BASELINE)}, layerweaver "
             f"{panel.plus_sustains.misses(WOVEN)}, weft+ {panel.plus_sustains.misses(OURS)}",
         ),
     ]  # fmt: skip
