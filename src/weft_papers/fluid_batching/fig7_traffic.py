@@ -139,7 +139,7 @@ def _sustained_rows(paper: Paper, traffic: TrafficSweep) -> list[Row]:
     for scheduler in [scheduler for scheduler in LISTED if scheduler in traffic.schedulers]:
         rate = traffic.under_overload(scheduler).rate
         printed = paper[f"sustained_{traffic.spot.board}"].value if scheduler is FLUID else None
-        why = f"answers per second with {OVERLOAD * traffic.rates[-1]:g} arriving, more than any policy bears"
+        why = f"answers per second with {OVERLOAD * traffic.rates[-1]:g} arriving, more than any policy sustains"
         if scheduler is FLUID:
             last = traffic.rates[-1]
             why += (
@@ -249,7 +249,7 @@ def _overload_table(traffic: TrafficSweep) -> Table:
             )
         )
     header = ("scheduler", "sustained answers/s", "largest rate with 1 % late", "of peak while busy %", "hardware")
-    return Table(f"{traffic.figure}: what each scheduler bears, {traffic.spot.name}", header, tuple(body))
+    return Table(f"{traffic.figure}: what each scheduler sustains, {traffic.spot.name}", header, tuple(body))
 
 
 def _picture(out: Path, traffic: TrafficSweep) -> Figure:

@@ -72,8 +72,8 @@ def _rows(source: LoadResults) -> list[Row]:
     worst_load = max(over, key=over.__getitem__)
     return [
         Row(f"{FIGURE}, {source.name}", "missed deadlines over the best rival's, geomean", HALF,
-            geometric_mean(counted), "x", f"loads at which that misses 2 to 50 %: {len(counted)} of {len(rivals)}; "
-            "what is left are mostly requests of one model that come together, due in twice its length"),
+            geometric_mean(counted), "x", f"loads where the rival misses 2 to 50 %: {len(counted)} of {len(rivals)}; "
+            "the missed ones are mostly requests of one model that arrive together, due in twice its length"),
         Row(f"{FIGURE}, {source.name}", "the same, at most", NO_MORE, over[worst_load], "x",
             f"at a load of {worst_load}, where {_best_rival(source.results[worst_load])} misses "
             f"{100 * rivals[worst_load]:.1f} %"),
@@ -154,7 +154,7 @@ def _orion_rows(source: LoadResults) -> list[Row]:
         Row(figure, "p99 of the urgent model over that under Orion's rule, at most", 1.0, tails[slowest], "x",
             f"{slowest}; {why}"),
         Row(figure, "best effort done over that under Orion's rule, at least", 1.0, done[poorest], "x",
-            f"{poorest}; both do all that comes, as far as it ends within the run"),
+            f"{poorest}; both complete all requests that can end within the run"),
     ]  # fmt: skip
 
 

@@ -226,7 +226,7 @@ def _urgent_picture(out: Path, results: list[LoadResults]) -> Figure:
         labels = [load.replace(" beside ", "\nbeside ").replace("/", "\nload ") for load in source.results]
         available = [rule for rule in shown if all(rule in results for results in source.results.values())]
         series = {rule: [_tail(results, rule) for results in source.results.values()] for rule in available}
-        heading = f"{source.title}; dashed: what was aimed at; bars at the edge go on"
+        heading = f"{source.title}; dashed: the goal; bars at the upper edge are cut off"
         y = Axis(label="p99 over an idle GPU", low=0, high=3)
         panels.append(Panel([Bars(labels, series, colours), ReferenceLine(TAIL)], heading, Axis(size=7), y))
     title = "An urgent model beside one that never stops"

@@ -104,7 +104,7 @@ def _throughput_rows(paper: Paper, half: PairPanel) -> list[Row]:
     )
     weak = f"{mean_ / (1 + paper[f'over_aimt_{letter}'].value / 100):.3f}"
     aimt_why = (
-        f"our AI-MT is stronger, not our Layerweaver weaker: the paper's comes to {weak}, the dashed line of the sweep "
+        f"our AI-MT is stronger, not our Layerweaver weaker: the paper's has {weak}, the dashed line of the sweep "
         "picture (at 16 tokens a compute threshold of 2 to 5 % of the buffer); the paper prints neither grid nor "
         "choice, and drawing lots where ours takes the longest-waiting layer changes it by less than 1 %"
     )
@@ -262,7 +262,7 @@ def _utilisation_rows(paper: Paper, half: PairPanel) -> list[Row]:
     }
     whys = {
         "pe": "both keep the array busy nearly always; what is missing is start-up and layers that come too late",
-        "dram": "our array packs grouped and first convolutions well, so hardly a layer computes longer than the "
+        "dram": "our array packs grouped and first convolutions well, so few layers compute for longer than the "
         "buffer takes to fill; MAESTRO's mapping makes them long, and with it our DRAM share falls too (cost models)",
     }
     for resource, (key, value) in enumerate(ours.items()):

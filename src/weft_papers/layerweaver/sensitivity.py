@@ -197,7 +197,7 @@ def weight_loading(
 
 def _loading_row(side: Side) -> Row:
     """Row with Layerweaver's throughput when one weight row enters per cycle."""
-    _, woven, ratio = (curve.y for curve in side.curves)
+    _, woven, ratio = (curve.y for curve in side.curves)  # in the order of weight_loading
     assert side.fires is not None
     bert = "compute-bound" if ratio[0] > 1 else "still memory-bound"
     return Row(

@@ -156,7 +156,7 @@ def _rows(sweep: RatioSweep) -> tuple[Row, ...]:
             "capacity violations rise from none to many within the random difference of two runs' arrivals",
         ),
         Row(
-            FIGURE, "largest load sustained, of what the two resources bear for long", None,
+            FIGURE, "largest load sustained, of what the two resources sustain for long", None,
             100 * max(answer.factor for answer in sweep.answers.values()), "%",
             "searches start from the load at which full batches keep the busier resource busy; a backlog violates "
             f"nothing until it is a deadline long, so runs of {seconds:g} s pass a little beyond it",

@@ -124,6 +124,7 @@ def panels(
     wanted: panels in the form of PANELS.
     """
     rates = {letter: [paper[key].value for key in keys] for letter, _, keys in wanted}
+    # A ratio is that of the language to the vision model, the printed rates are in the other order.
     scenes = {
         letter: StreamPair(pair, (rates[letter][1], rates[letter][0]), base.seq_len, base.duration_s)
         for letter, pair, _ in wanted
@@ -135,7 +136,7 @@ def panels(
             scene,
             _load("the printed rates", scene, sum(rates[letter])),
             _load("the baseline misses half", scene, find_breaking_load(scene)),
-            _load("layerweaver+ bears no more", scene, answers[scene, PLUS].rate),
+            _load("layerweaver+ sustains no more", scene, answers[scene, PLUS].rate),
         )
         for letter, scene in scenes.items()
     )
@@ -236,9 +237,9 @@ def _rows(paper: Paper, panel: TailPanel) -> list[Row]:
 
 def _why(panel: TailPanel, load: Load, scheduler: Scheduler, printed: bool) -> str:
     """Explain a percentage of late requests: the load, and what the paper says; *printed*: the paper has a number."""
-    load_text = f"at {load.rate:.0f} requests/s, {100 * load.share:.0f} % of what the two resources bear"
+    load_text = f"at {load.rate:.0f} requests/s, {100 * load.share:.0f} % of what the two resources sustain"
     if scheduler is PLUS:
-        verdict = "and so it is" if load.runs_of[PLUS].worst <= LIMIT else "but this load is more than it bears"
+        verdict = "and so it is" if load.runs_of[PLUS].worst <= LIMIT else "but this load is more than it sustains"
         return f'the text says "99%+ requests within the specified deadlines", at most 1 % late, {verdict} {load_text}'
     if scheduler is OURS:
         return f"not in the paper: our policy, {load_text}"
@@ -246,13 +247,13 @@ def _why(panel: TailPanel, load: Load, scheduler: Scheduler, printed: bool) -> s
         return f"drawn, not printed; {load_text}"
     other = panel.plus_sustains if load is panel.baseline_breaks else panel.baseline_breaks
     return (
-        f"{load_text}; the paper's rates are another share of what its device bears: "
+        f"{load_text}; the paper's rates are another share of what its device sustains: "
         f"at {other.rate:.0f} requests/s ours misses {other.misses(scheduler)}"
     )
 
 
 def _load_rows(panel: TailPanel) -> list[Row]:
-    """The load that breaks the baseline and the largest that layerweaver+ bears, each beside the printed load."""
+    """The load that breaks the baseline and the largest that layerweaver+ sustains, each beside the printed load."""
     figure, (vision, language) = f"{FIGURE}{panel.letter}", panel.scene.pair
     language_rate, vision_rate = panel.scene.ratio
     ratio, printed = f"{vision}:{language} = {vision_rate:g}:{language_rate:g}", panel.printed
@@ -260,11 +261,11 @@ def _load_rows(panel: TailPanel) -> list[Row]:
         Row(
             figure, f"load at which the baseline misses half, {ratio}", printed.rate, panel.baseline_breaks.rate,
             "requests/s",
-            f"the printed rates are {100 * printed.share:.0f} % of what our device's two resources bear with full "
+            f"the printed rates are {100 * printed.share:.0f} % of what our device's two resources sustain with full "
             f"batches; at them the baseline misses {printed.misses(BASELINE)}, layerweaver+ {printed.misses(PLUS)}",
         ),
         Row(
-            figure, f"most that layerweaver+ bears, {ratio}", printed.rate, panel.plus_sustains.rate, "requests/s",
+            figure, f"most that layerweaver+ sustains, {ratio}", printed.rate, panel.plus_sustains.rate, "requests/s",
             f"{panel.plus_sustains.rate / panel.baseline_breaks.rate:.2f} of the load at which the baseline misses "
             f"half; there the baseline misses {panel.plus_sustains.misses(BASELINE)}, layerweaver "
             f"{panel.plus_sustains.misses(WOVEN)}, weft+ {panel.plus_sustains.misses(OURS)}",

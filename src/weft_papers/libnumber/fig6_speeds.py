@@ -110,7 +110,10 @@ def _fpga_rows(paper: Paper, record: SearchRecord) -> list[Row]:
 
 
 def _serial_rows(paper: Paper, record: SearchRecord) -> list[Row]:
-    """Rows with our speed-up on bit-serial hardware: ideal, with a real array's waste, and tuned for MACs."""
+    """Rows with our speed-up on bit-serial hardware: ideal, with a real array's waste, and tuned for MACs.
+
+    The method SERIAL + " " + MACS is SERIAL with the option MACS (``_configuration``).
+    """
     ideal, real = (_common(record, SERIAL_METHODS, SERIAL_MARGIN, model) for model in (bit_serial_ideal, bit_serial))
     if not ideal:
         return []
@@ -258,8 +261,8 @@ def _row(before: Woven, after: Woven) -> Row:
     return Row(
         WEAVING, f"system throughput over that before tuning, {after.name.partition(':')[0]}", None,
         after.worth / before.worth, "x",
-        f"from {before.worth:.3f} to {after.worth:.3f} models' worth on {NPU}, one query of each in turn; it fetches "
-        f"{before.weight_bytes / after.weight_bytes:.2f} times less, alone it is "
+        f"from {before.worth:.3f} to {after.worth:.3f} times the models alone on {NPU}, one query of each in turn; "
+        f"the tuned model fetches {before.weight_bytes / after.weight_bytes:.2f} times less, alone it is "
         f"{before.alone_s[1] / after.alone_s[1]:.2f} times faster",
     )  # fmt: skip
 
@@ -283,7 +286,7 @@ def _weaving_picture(out: Path, tuned: list[Woven], narrowed: list[Woven]) -> Fi
     for pairs, heading in ((tuned, f"{TITLES[COMPUTING]} + {TITLES[FETCHING]}"), (narrowed, "ResNet-50 + BERT-large")):
         names = [woven.name.partition(":")[0].removeprefix("BERT-large in ") for woven in pairs]
         bars = Bars(names, {"worth": [woven.worth for woven in pairs]}, {"worth": COLOURS[OURS]})
-        y = Axis(label="models' worth of throughput")
+        y = Axis(label="throughput over the models alone before tuning")
         panels.append(Panel([bars, ReferenceLine(1, dash="-")], heading, Axis(size=7.5), y))
     title = f"Tuned and woven: throughput of a pair on {NPU}, against the models before tuning"
     return pictures.picture(out, "weaving", title, panels, size=(10, 3.7), columns=2)

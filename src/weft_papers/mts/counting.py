@@ -106,7 +106,7 @@ def counts(
     rows = [
         Row(
             FIGURE, "graphs whose MACs and weights equal the closed forms", None, 100 * equal / graphs, "%",
-            f"{equal} of {graphs} lowered graphs, to the last one: {', '.join(ALL)}; unequal widths and batches too",
+            f"{equal} of {graphs} lowered graphs, exactly: {', '.join(ALL)}; unequal widths and batches too",
         ),
         *_recorded_rows(record),
         *_memory_rows(paper, studies[0]),

@@ -162,7 +162,7 @@ def _vgg_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
     return [
         Row(
             f"{FIGURE}c", "MTS over Sequential, VGG16", their_speed, geomean(speed), "x",
-            beside(geomean(speed), their_speed, f"the paper says not at how many tasks; geometric mean of "
+            beside(geomean(speed), their_speed, f"the paper does not say at how many tasks; geometric mean of "
                    f"{listed(speed)} at {counts}; VGG16 fills a TX2, not an H200"),
         ),
         Row(
@@ -229,7 +229,7 @@ def _rows(paper: Paper, sweep: CountSweep) -> list[Row]:
         Row(
             f"{FIGURE_7}a", f"MTS over Sequential, {title(sweep)}, at most", their_speed, speed[best], "x",
             beside(speed[best], their_speed, f"{listed(list(speed.values()))} at {counts}, both in one CUDA graph"
-                   f"{eager}; the paper launches from Python, and says not at how many tasks"),
+                   f"{eager}; the paper launches from Python, and does not say at how many tasks"),
         ),
         Row(
             f"{FIGURE_7}a", f"MTS slower than NetFuse, {title(sweep)}, {largest} tasks", None, slower[-1], "x",

@@ -190,7 +190,7 @@ def _best_row(paper: Paper, sweeps: dict[str, CountSweep]) -> list[Row]:
     (mixed, tasks), printed = max(gains, key=gains.__getitem__), paper["mixed_best"].value
     ours = gains[mixed, tasks]
     models = f"{tasks} {TITLES[CASES[mixed]]} of mixed {mixed}"
-    why = f"{models}, both in one CUDA graph, NetFuse batch size by batch size; the paper says not where"
+    why = f"{models}, both in one CUDA graph, NetFuse one batch size after the other; the paper names no models"
     return [Row(FIGURE_9, "MTS over NetFuse, at most", printed, ours, "x", beside(ours, printed, why))]
 
 
