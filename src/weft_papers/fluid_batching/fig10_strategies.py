@@ -130,7 +130,7 @@ def figure_1b(out: Path) -> Exhibit:
 
 def _quarter_row(result: Quarters) -> Row:
     """Row on the text's claim that the best way of batching differs between the parts of a network."""
-    uniform = ("SERIAL", "FC", "R", "P")
+    uniform = ("SERIAL", "FC", "R", "P")  # the same in every layer
     best = [max(uniform, key=lambda name: result.gops[name][quarter]) for quarter in range(EXITS + 1)]
     gains = [result.gops["fluid"][quarter] / result.gops[name][quarter] for quarter, name in enumerate(best)]
     why = (

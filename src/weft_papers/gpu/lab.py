@@ -160,7 +160,7 @@ def urgent(model: str, beside: str, load: float, seconds: float) -> RuleResults:
     Results of a rule: "p50" and "p99" of the urgent model in multiples of its duration alone; "beside", the speed of
     the other. Late requests are served like others: the slowest 1 % are partly late even on an idle GPU.
     """
-    urgent_stream, results = at_random(model, load, 2, priority=9), {}
+    urgent_stream, results = at_random(model, load, times=2, priority=9), {}
     for rule, options in {ALONE: {}, **URGENT}.items():
         streams = [urgent_stream] if rule == ALONE else [urgent_stream, endless(beside)]
         report = run(streams, "fifo" if rule == ALONE else rule, options, seconds, late="keep")
@@ -213,9 +213,9 @@ def orion_pair(model: str, beside: str, seconds: float) -> RuleResults:
 
     Results of a rule: "p50" and "p99" of the urgent model, "beside" the share of the best-effort work that was done.
     """
-    urgent_stream, results = at_random(model, FIRST_OF_ORION[model], 2, priority=9), {}
+    urgent_stream, results = at_random(model, FIRST_OF_ORION[model], times=2, priority=9), {}
     load = BESIDE_OF_ORION[beside]
-    other = {**at_random(beside, load, 1), "arrival": "uniform", "deadline_ms": FAR_MS}
+    other = {**at_random(beside, load, times=1), "arrival": "uniform", "deadline_ms": FAR_MS}
     for rule, options in {ALONE: {}, **ORION_RULES, "reef": {}, OURS: {}}.items():
         streams = [urgent_stream] if rule == ALONE else [urgent_stream, other]
         report = run(streams, "fifo" if rule == ALONE else rule, options, seconds, late="keep")

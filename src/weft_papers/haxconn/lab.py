@@ -343,6 +343,7 @@ def experiments(paper: Paper) -> list[Experiment]:
         ORIN, (CaseNetwork("resnet101"), CaseNetwork("googlenet", after="resnet101"), CaseNetwork("inception-v4"))
     )
     sums = "the sum of Table 5"
+    # Number, scenario, case, reading, remark and note; see the fields of Experiment.
     return [
         Experiment(
             1, 2, models(XAVIER, "vgg19", "resnet152"), PARALLEL,

@@ -2,7 +2,7 @@
 
 The paper's rates load our device differently from the paper's. So each pair runs, at the paper's ratio, at two other
 loads: where the baseline's worst stream misses half of its deadlines, and the largest at which layerweaver+ keeps its
-1 %. The table also has the results at the printed rates.
+1 %. The table also has the results at the printed rates. All have the sequence length and duration of *base*.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What the chapter does not print and we had to assume, each assumption varied on its own.
 
-Varied are the batcher's timeout and size limit, the sequence length, and the option "stretch" of our own policy.
+Varied are the batcher's timeout and size limit, the sequence length, and the option "stretch" of our own policy. All
+else is as in *base*.
 """
 
 from __future__ import annotations

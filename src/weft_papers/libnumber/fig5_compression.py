@@ -86,7 +86,7 @@ def _rows(paper: Paper, record: SearchRecord, margin: float) -> list[Row]:
     if margin == MARGINS[0] and (relaxed := over_nets(record, RELAXED, margin, weight_reduction)):
         printed, value = paper["relaxed_parameters"].value, by_mean_size(relaxed)
         reductions = ", ".join(f"{value:.2f}" for value in relaxed)
-        why = f"the best of its ways: {reductions}; the chapter's is over eleven networks"
+        why = f"its best variant: {reductions}; the chapter's is over eleven networks"
         quantity = f"parameters smaller by {LABELS[RELAXED]} at {percent(margin)}, by the mean size"
         rows.append(Row(FIGURE, quantity, printed, value, "x", beside(value, printed, why)))
     return rows
@@ -141,7 +141,7 @@ def _against(paper: Paper, record: SearchRecord, margin: float, method: str, *, 
     printed = paper[key].value if key and margin == MARGINS[0] else None
     value = mean(below.values())
     why = f"{values_text}{failed}"
-    variant = " as published, repaired where it fails" if plain else ", the best of its ways"
+    variant = " as published, repaired where it fails" if plain else ", its best variant"
     name = LABELS[method] + (variant if method != STRIPES else "")
     quantity = f"storage below that of {name} at {percent(margin)}, mean"
     return [Row(FIGURE, quantity, printed, value, "%", beside(value, printed, why) if printed else why)]
@@ -236,7 +236,7 @@ def _rows_4(net: NetRecord) -> list[Row]:
         if ours is None or run is None:
             continue
         text = printed_configurations()[TITLES[net.name]][framework]
-        best = ", the best of its ways," if method == RISTRETTO else ""
+        best = ", its best variant," if method == RISTRETTO else ""
         rows.append(
             Row(
                 TABLE_4, f"bits of a weight, {TITLES[net.name]}, {LABELS[method]}, {percent(margin)}",

@@ -126,7 +126,7 @@ def _recorded_rows(record: BenchRecord) -> list[Row]:
     return [
         Row(
             FIGURE, "recorded weights that equal the closed forms", None, 100 * equal / len(rows), "%",
-            f"{equal} of {len(rows)} rows, to the byte; fused is filled up for wide loads, by "
+            f"{equal} of {len(rows)} rows, to the byte; fused is padded for wide loads, by "
             f"{100 * (padding - 1):.1f} % at most",
         )
     ]  # fmt: skip
