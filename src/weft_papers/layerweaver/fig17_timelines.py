@@ -104,11 +104,12 @@ def figure_18(out: Path, scene: Scene, queries: int) -> Exhibit:
     """Draw Fig. 18: AI-MT and Layerweaver, each in the window where its PE array idles most."""
     columns, rows = [], []
     for letter, pair in (("a", ("MN", "XL")), ("b", ("RN", "BL"))):
+        # Three queries of the short model, or three tenths of a query of the long one.
         window_s = 3 * max(_alone_s(scene, pair[0]), 0.1 * _alone_s(scene, pair[1]))
         strips = [
-            _worst(scene, pair, "aimt", queries, window_s, aimt_options(scene), "aimt, swept"),
-            _worst(scene, pair, "aimt", queries, window_s, (), "aimt, defaults"),
-            _worst(scene, pair, "layerweaver", queries, window_s, (), "layerweaver"),
+            _idlest_strip(scene, pair, "aimt", queries, window_s, aimt_options(scene), "aimt, swept"),
+            _idlest_strip(scene, pair, "aimt", queries, window_s, (), "aimt, defaults"),
+            _idlest_strip(scene, pair, "layerweaver", queries, window_s, (), "layerweaver"),
         ]
         columns.append(strips)
         rows += [
@@ -126,7 +127,7 @@ def figure_18(out: Path, scene: Scene, queries: int) -> Exhibit:
     return Exhibit(tuple(rows), pictures=(picture,))
 
 
-def _worst(
+def _idlest_strip(
     scene: Scene, pair: Models, policy: str, queries: int, length_s: float, options: Options, label: str
 ) -> Strip:
     """Run a pair under a policy and show the window in which the PE array idles most."""
