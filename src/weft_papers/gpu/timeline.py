@@ -134,11 +134,13 @@ def _runs(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
     return [
         {
             "rule": timeline.rule,
-            "pieces": [[round(value, 4) if isinstance(value, float) else value for value in piece] for piece in drawn],
+            "pieces": [
+                [round(value, 4) if isinstance(value, float) else value for value in piece]
+                for piece in pieces(timeline.segments, _sms())
+            ],
             "requests": [[request.stream, round(request.arrival, 4), request.late] for request in timeline.requests],
         }
         for timeline in timelines
-        for drawn in (pieces(timeline.segments, _sms()),)
     ]
 
 

@@ -77,15 +77,18 @@ def _batch_rows(figure: str, base: Scene, series: dict[str, list[float]], fires:
 
     series: policy -> throughput by batch. fires: pairs that trip the failsafe, by batch. pairs: number of pairs.
     """
-    way = "larger batches make all models compute-bound" if base.batch == 1 else "smaller batches make all memory-bound"
+    trend = (
+        "larger batches make all models compute-bound" if base.batch == 1 else "smaller batches make all memory-bound"
+    )
     behind_text = (
         "; with NCF, layers now compute longer than the buffer takes to fill, so the bound is out of reach, and weft, "
-        "which steers by the bound's mix and prices, falls behind the greedy"
+        "which steers by the bound's mix and prices, falls behind layerweaver"
     )
+    # Differences of up to 0.005 are not explained.
     return [
         Row(
             figure, f"STP of layerweaver, geomean, {base.npu.name}, batch {batch}", None, series["layerweaver"][i], "x",
-            f"drawn, not printed; the trend agrees: {way}, and the failsafe disables {fires[i]} of {pairs} pairs; "
+            f"drawn, not printed; the trend agrees: {trend}, and the failsafe disables {fires[i]} of {pairs} pairs; "
             f"aimt {series['aimt'][i]:.3f}, weft {series['weft'][i]:.3f}"
             + (behind_text if series["weft"][i] < series["layerweaver"][i] - 0.005 else ""),
         )
@@ -160,10 +163,10 @@ def _four_rows(
             figure, "four woven over two stitched pairs, geomean", paper["four_over_stitched"].value, over_stitched,
             "%",
             'the paper prints "<1 %"; stitched: the better of the two pairings, half of the time for each pair, free '
-            "to choose its mix; a gain well above that comes from starving a model the greedy finds unprofitable",
+            "to choose its mix; a gain well above that comes from starving a model that layerweaver finds unprofitable",
         ),
         Row(
-            figure, "combinations in which the greedy starves a model", None,
+            figure, "combinations in which layerweaver starves a model", None,
             sum(share < STARVED for share in greedy_shares), "combinations",
             f"a model gets under {100 * STARVED:g} % of an equal share, failsafe off; the smallest share is "
             f"{100 * min(greedy_shares):.2f} %; the paper does not say whether it happens there",

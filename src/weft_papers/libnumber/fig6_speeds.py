@@ -196,7 +196,7 @@ class Woven:
     """Seconds that a query of each model takes alone, in its present formats."""
     stp: float
     """System throughput, relative to the models alone in their present formats."""
-    worth: float
+    stp_over_untuned: float
     """System throughput, relative to the models alone before tuning."""
 
 
@@ -227,8 +227,8 @@ def _weave(name: str, models: tuple[Model, Model], npu: Npu, queries: int, befor
     rates = tuple(stream.progress / report.makespan_s for stream in report.streams)
     alone = tuple(stream.standalone_s for stream in report.streams)
     reference = before.alone_s if before else alone
-    worth = sum(rate * seconds for rate, seconds in zip(rates, reference, strict=True))
-    return Woven(name, profiles[1].weight_bytes, rates, alone, report.stp, worth)
+    stp_over_untuned = sum(rate * seconds for rate, seconds in zip(rates, reference, strict=True))
+    return Woven(name, profiles[1].weight_bytes, rates, alone, report.stp, stp_over_untuned)
 
 
 def _weave_tuned(record: SearchRecord, npu: Npu, queries: int) -> list[Woven]:
@@ -260,10 +260,10 @@ def _row(before: Woven, after: Woven) -> Row:
     """Row with the system throughput of a pair over that before tuning."""
     return Row(
         WEAVING, f"system throughput over that before tuning, {after.name.partition(':')[0]}", None,
-        after.worth / before.worth, "x",
-        f"from {before.worth:.3f} to {after.worth:.3f} times the models alone on {NPU}, one query of each in turn; "
-        f"the tuned model fetches {before.weight_bytes / after.weight_bytes:.2f} times less, alone it is "
-        f"{before.alone_s[1] / after.alone_s[1]:.2f} times faster",
+        after.stp_over_untuned / before.stp_over_untuned, "x",
+        f"from {before.stp_over_untuned:.3f} to {after.stp_over_untuned:.3f} times the models alone on {NPU}, one "
+        f"query of each in turn; the tuned model fetches {before.weight_bytes / after.weight_bytes:.2f} times less, "
+        f"alone it is {before.alone_s[1] / after.alone_s[1]:.2f} times faster",
     )  # fmt: skip
 
 
@@ -272,11 +272,12 @@ def _weaving_table(title: str, pairs: list[Woven]) -> Table:
     body = tuple(
         (
             woven.name, f"{woven.weight_bytes / 1e6:.3f}", *(f"{1e6 * alone:.1f}" for alone in woven.alone_s),
-            f"{woven.stp:.3f}", f"{woven.worth:.3f}", f"{woven.worth / pairs[0].worth:.2f}",
+            f"{woven.stp:.3f}", f"{woven.stp_over_untuned:.3f}",
+            f"{woven.stp_over_untuned / pairs[0].stp_over_untuned:.2f}",
         )
         for woven in pairs
     )  # fmt: skip
-    header = ("formats", "weights MB", "first alone us", "second alone us", "STP", "STP of before", "gain x")
+    header = ("formats", "weights MB", "first alone us", "second alone us", "STP", "STP over untuned", "gain x")
     return Table(f"{WEAVING}: {title}", header, body)
 
 
@@ -285,7 +286,7 @@ def _weaving_picture(out: Path, tuned: list[Woven], narrowed: list[Woven]) -> Fi
     panels = []
     for pairs, heading in ((tuned, f"{TITLES[COMPUTING]} + {TITLES[FETCHING]}"), (narrowed, "ResNet-50 + BERT-large")):
         names = [woven.name.partition(":")[0].removeprefix("BERT-large in ") for woven in pairs]
-        bars = Bars(names, {"worth": [woven.worth for woven in pairs]}, {"worth": COLOURS[OURS]})
+        bars = Bars(names, {"throughput": [woven.stp_over_untuned for woven in pairs]}, {"throughput": COLOURS[OURS]})
         y = Axis(label="throughput over the models alone before tuning")
         panels.append(Panel([bars, ReferenceLine(1, dash="-")], heading, Axis(size=7.5), y))
     title = f"Tuned and woven: throughput of a pair on {NPU}, against the models before tuning"
