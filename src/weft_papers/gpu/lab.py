@@ -196,7 +196,10 @@ def _measure_missed(
     seeds: Sequence[int],
     device: Host | None = None,
 ) -> dict[str, Any]:
-    """Shares of missed deadlines under a rule: "missed" of all requests, "worst" of a model, at the better of LATE."""
+    """Shares of missed deadlines under a rule and the better treatment of late requests (LATE).
+
+    Returns "missed", of all requests; "worst", of the model that misses most; "late", the treatment.
+    """
     streams = [at_random(model, load / len(FIVE), times) for model, times in FIVE.items()]
     late_work, by_late = policy_called(rule).traits.late_work, {}
     # A policy that serves late requests last by itself would be simulated twice alike.

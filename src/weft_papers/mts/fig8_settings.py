@@ -44,18 +44,18 @@ def _ratios(sharing: float, tasks: int) -> tuple[float, float, float]:
 def _counted_rows() -> list[Row]:
     """Rows with counted MACs and weights of the paper's form at the smallest sharing ratio."""
     most_tasks = max(TASKS)
-    counts = [_ratios(sharing, most_tasks) for sharing in SHARINGS]
+    macs, weights, unique_weights = zip(*(_ratios(sharing, most_tasks) for sharing in SHARINGS), strict=True)
     ratios = "/".join(f"{sharing:g}" for sharing in SHARINGS)
     return [
         Row(
             FIGURE, f"MACs of MTS-no-Grouping at sharing .6 over .9, {most_tasks} ResNet18", None,
-            counts[-1][0] / counts[0][0], "x",
-            f"counted: {listed([ratio[0] for ratio in counts])} times those of the models one by one at {ratios}",
+            macs[-1] / macs[0], "x",
+            f"counted: {listed(macs)} times those of the models one by one at {ratios}",
         ),
         Row(
-            FIGURE, f"weights of MTS-no-Grouping at sharing .6, {most_tasks} ResNet18", None, counts[-1][1], "x",
-            f"counted, over the models one by one: {listed([ratio[1] for ratio in counts], 2)} at {ratios}; every "
-            f"weight once: {listed([ratio[2] for ratio in counts], 2)}; a thousand classes are in the paper's matrix",
+            FIGURE, f"weights of MTS-no-Grouping at sharing .6, {most_tasks} ResNet18", None, weights[-1], "x",
+            f"counted, over the models one by one: {listed(weights, 2)} at {ratios}; every "
+            f"weight once: {listed(unique_weights, 2)}; a thousand classes are in the paper's matrix",
         ),
     ]  # fmt: skip
 
