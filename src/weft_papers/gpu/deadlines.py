@@ -92,7 +92,7 @@ def _table(source: LoadResults) -> Table:
         for load, results in source.results.items()
     ]
     due = ", ".join(f"{model} {times}" for model, times in FIVE.items())
-    title = f"{FIGURE}, {source.name}: missed deadlines by load of one at a time; due in lengths: {due}"
+    title = f"{FIGURE}, {source.name}: missed deadlines by load of one at a time; due in durations alone: {due}"
     return Table(title, ("load", *rules, f"worst model, {OURS}"), tuple(body))
 
 
@@ -169,7 +169,7 @@ def _orion_table(source: LoadResults) -> Table:
         )
         for pair, results in source.results.items()
     ]
-    title = f"{ORION}, {source.name}: p99 of the urgent model in its lengths, part of the best effort done"
+    title = f"{ORION}, {source.name}: p99 of the urgent model over its duration alone, part of the best effort done"
     return Table(title, ("urgent beside best effort", ALONE, *rules), tuple(body))
 
 
@@ -186,6 +186,6 @@ def _orion_picture(out: Path, shown: list[LoadResults]) -> Figure:
         }
         labels = [pair.replace(" beside ", "\nbeside ") for pair in source.results]
         bars = Bars(labels, series, {**COLOURS, best: COLOURS["orion"]})
-        panels.append(Panel([bars], source.title, Axis(size=7), Axis(label="p99 of the urgent one, in its lengths")))
+        panels.append(Panel([bars], source.title, Axis(size=7), Axis(label="p99 of the urgent one over its duration")))
     title = "Orion's inference pairs at equal load fractions"
     return pictures.picture(out, "orions-pairs", title, panels, size=(11, 4.0 * len(shown) + 1.0))

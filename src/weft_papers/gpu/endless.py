@@ -212,7 +212,7 @@ def _urgent_table(source: LoadResults) -> Table:
             f"{_tail(results, rule):.2f}, {results[rule]['beside']:.2f}" if rule in results else "" for rule in SHOWN
         ]
         body.append((load, f"{results[ALONE]['p99']:.2f}", *cells))
-    alone = "p99 over that alone (which is in lengths of the model)"
+    alone = "p99 over that alone (that alone: over the model's duration)"
     title = f"{URGENT_BESIDE}, {source.name}: {alone}, speed of the other"
     return Table(title, ("urgent beside other/load", ALONE, *SHOWN), tuple(body))
 

@@ -161,7 +161,7 @@ def _table(studies: Sequence[KnobStudy]) -> Table:
             body.append(
                 (
                     study.knob.name, f"{value:g}", f"{study.base.demand:g}", *gains, str(cells.improved),
-                    f"{cells.middle:.3f}", f"{min(optimum.gain() for optimum in cells.pairs):.3f}",
+                    f"{cells.median_gain:.3f}", f"{min(optimum.gain() for optimum in cells.pairs):.3f}",
                 )
             )  # fmt: skip
     numbers = [f"exp. {row.number} %" for row in studies[0].rows]

@@ -65,7 +65,7 @@ class Grid:
         return sum(optimum.gain(THEIRS) >= IMPROVED for optimum in self.pairs)
 
     @property
-    def middle(self) -> float:
+    def median_gain(self) -> float:
         """The median speed-up of the pairs over the best of the paper's baselines."""
         return float(median(optimum.gain(THEIRS) for optimum in self.pairs))
 

@@ -222,8 +222,8 @@ def figure_15(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
         bars = Bars([*half.names, "mean"], series, dict(zip(series, (pictures.PE, pictures.DRAM), strict=True)))
         alone_marks = [
             Curve(
-                bars.places(name), [*_fair(half, resource), mean(_fair(half, resource))], "one model at a time", INK,
-                "D", "", hollow=True,
+                bars.places(name), [*_percents_in_turns(half, resource), mean(_percents_in_turns(half, resource))],
+                "one model at a time", INK, "D", "", hollow=True,
             )
             for resource, name in enumerate(series)
         ]  # fmt: skip
@@ -240,7 +240,7 @@ def figure_15(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
     return Exhibit(rows, tuple(_utilisation_table(half) for half in panels), (picture,))
 
 
-def _fair(half: PairPanel, resource: int) -> list[float]:
+def _percents_in_turns(half: PairPanel, resource: int) -> list[float]:
     """Percent of active cycles of each pair if its models take turns, each for half of the time.
 
     resource: 0 is the PE array, 1 the DRAM channel.
@@ -267,7 +267,7 @@ def _utilisation_rows(paper: Paper, half: PairPanel) -> list[Row]:
     }
     for resource, (key, value) in enumerate(ours.items()):
         printed, gain = paper[f"{key}_{half.letter}"].value, paper[f"{key}_gain_{half.letter}"].value
-        alone = mean(_fair(half, resource))
+        alone = mean(_percents_in_turns(half, resource))
         rows += [
             Row(
                 f"Fig. 15{half.letter}", f"{key.upper()} utilisation of layerweaver, mean", printed, value, "%",
@@ -303,7 +303,9 @@ def _swap_remark(paper: Paper, letter: str) -> str:
 def _utilisation_table(half: PairPanel) -> Table:
     """Table of a half of Fig. 15: active cycles alone and under three policies, by pair."""
     body = []
-    for index, (name, pe, dram) in enumerate(zip(half.names, _fair(half, 0), _fair(half, 1), strict=True)):
+    for index, (name, pe, dram) in enumerate(
+        zip(half.names, _percents_in_turns(half, 0), _percents_in_turns(half, 1), strict=True)
+    ):
         cells = [f"{pe:.1f}", f"{dram:.1f}"]
         for policy in ("aimt", "layerweaver", "weft"):
             report = half.reports[policy][index]

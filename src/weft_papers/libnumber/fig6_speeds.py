@@ -47,6 +47,8 @@ from weft_tune.numbers.configuration import Configuration
 FIGURE = "Fig. III.6"
 FPGA_METHODS = (OURS, RISTRETTO, STRIPES)
 SERIAL_METHODS = (SERIAL, RISTRETTO, STRIPES)
+SERIAL_FOR_MACS = f"{SERIAL} {MACS}"
+"""The method SERIAL with the option MACS, as if it were a method of its own."""
 SpeedModel = Callable[[Sequence[LayerWork], Configuration], Speedup]
 """Predicts the speed-up of a network on some hardware from the work of its layers and their formats."""
 
@@ -62,7 +64,7 @@ def figure_6(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     rows = [*_fpga_rows(paper, record), *_serial_rows(paper, record)]
     tables = [_table(record, FPGA_METHODS, MARGINS[0], {"word packing": word_packing})]
     serial = {"bit-serial, ideal": bit_serial_ideal, "bit-serial, structural": bit_serial}
-    tables.append(_table(record, (SERIAL, f"{SERIAL} {MACS}", RISTRETTO, STRIPES), SERIAL_MARGIN, serial))
+    tables.append(_table(record, (SERIAL, SERIAL_FOR_MACS, RISTRETTO, STRIPES), SERIAL_MARGIN, serial))
     filled = [table for table in tables if table.rows]
     return Exhibit(tuple(rows), tuple(filled), (_picture(paper, out, record),) if rows else ())
 
@@ -79,7 +81,7 @@ def speedups(record: SearchRecord, method: str, margin: float, model: SpeedModel
 
 def _configuration(net: NetRecord, method: str, margin: float) -> Configuration | None:
     """The configuration that a method found for a network, or None if it misses the margin."""
-    kind, option = (SERIAL, MACS) if method == f"{SERIAL} {MACS}" else (method, None)
+    kind, option = (SERIAL, MACS) if method == SERIAL_FOR_MACS else (method, None)
     run = net.find(kind, margin, option) if kind == SERIAL else net.passing(kind, margin)
     return run.configuration if run else None
 
@@ -110,10 +112,7 @@ def _fpga_rows(paper: Paper, record: SearchRecord) -> list[Row]:
 
 
 def _serial_rows(paper: Paper, record: SearchRecord) -> list[Row]:
-    """Rows with our speed-up on bit-serial hardware: ideal, with a real array's waste, and tuned for MACs.
-
-    The method SERIAL + " " + MACS is SERIAL with the option MACS (``_configuration``).
-    """
+    """Rows with our speed-up on bit-serial hardware: ideal, with a real array's waste, and tuned for MACs."""
     ideal, real = (_common(record, SERIAL_METHODS, SERIAL_MARGIN, model) for model in (bit_serial_ideal, bit_serial))
     if not ideal:
         return []
@@ -125,7 +124,7 @@ def _serial_rows(paper: Paper, record: SearchRecord) -> list[Row]:
         Row(f"{FIGURE}(b)", "the same with the waste of a real array", None, geomean(real[SERIAL]), "x",
             "fully connected layers gain nothing there: their weights arrive no faster"),
     ]  # fmt: skip
-    if faster := speedups(record, f"{SERIAL} {MACS}", SERIAL_MARGIN, bit_serial_ideal):
+    if faster := speedups(record, SERIAL_FOR_MACS, SERIAL_MARGIN, bit_serial_ideal):
         rows.append(
             Row(f"{FIGURE}(b)", "ideal, tuned for products instead of storage, geomean", None, geomean(faster.values()),
                 "x", "the objective is the user's to choose: sum(l.macs * l.input_bits for l in layers)")
