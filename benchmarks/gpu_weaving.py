@@ -39,7 +39,7 @@ from weft_papers.gpu.lab import (
     at_random,
     deadlines,
     endless,
-    orions,
+    orion_pair,
     rates,
     run,
     saturated,
@@ -96,7 +96,7 @@ def rows(seconds: float) -> dict[str, Callable[[], dict[str, Any]]]:
     results |= {f"measured/{u} beside {h}": partial(beside_measured, u, h, 4 * seconds) for u, h in MEASURED}
     results |= {f"deadlines/{load:g}": partial(deadlines, load, 2 * seconds) for load in LOADS}
     pairs = [(u, b) for u in FIRST_OF_ORION for b in BESIDE_OF_ORION]
-    return results | {f"orion/{u} beside {b}": partial(orions, u, b, 3 * seconds) for u, b in pairs}
+    return results | {f"orion/{u} beside {b}": partial(orion_pair, u, b, 3 * seconds) for u, b in pairs}
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from weft.base.errors import InputError
 from weft.models.classifiers import Labelled, data_of, model_path
-from weft_papers.libnumber.jobs import COVERING, ENUMERATED, SearchJob, enumerated, settings, started
+from weft_papers.libnumber.jobs import COVERING, ENUMERATED, SearchJob, enumerated, settings, shift_first_biases
 from weft_papers.libnumber.lab import (
     EXHAUSTIVE,
     INT8,
@@ -158,7 +158,7 @@ class NetworkBench:
         share = job.option if job.method == SMALL else SMALL_SHARE
         shift = job.option if job.method == START else 0
         assert not isinstance(share, str) and not isinstance(shift, str) and share and shift is not None
-        network, began = started(self.network, shift), time.perf_counter()
+        network, began = shift_first_biases(self.network, shift), time.perf_counter()
         with self._evaluator(share) as evaluator:
             result = find_formats(
                 network, evaluator, margin=job.margin, database=self._database(job), **settings(network, job)

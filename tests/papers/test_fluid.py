@@ -40,8 +40,8 @@ from weft_papers.fluid_batching.lab import (
     macs_per_sample,
     network,
     npu,
-    served,
-    tabled,
+    printed_npu,
+    simulate_point,
 )
 
 PAPER = published("fluid-batching")
@@ -87,7 +87,7 @@ def test_the_workload_is_the_papers():
 
 @pytest.mark.parametrize("spot", SPOTS, ids=lambda spot: spot.name)
 def test_the_npu_is_table_1s(spot):
-    device = tabled(spot, table1_designs.PRINTED if spot == table1_designs.MISPRINTED else None)
+    device = printed_npu(spot, table1_designs.PRINTED if spot == table1_designs.MISPRINTED else None)
     printed = [PAPER[f"{size}_{spot.key}"].value for size in ("rows", "tree", "pes")]
     assert [device.t_r, device.t_p, device.t_c] == printed
     assert device.clock_mhz == PAPER[f"clock_{spot.board}"].value
@@ -95,7 +95,7 @@ def test_the_npu_is_table_1s(spot):
 
 @pytest.mark.parametrize("spot", SPOTS, ids=lambda spot: spot.name)
 def test_resources_are_those_printed(spot):
-    share = table1_designs.shares(tabled(spot), load_platform(spot.board))
+    share = table1_designs.shares(printed_npu(spot), load_platform(spot.board))
     assert share.dsps == pytest.approx(PAPER[f"dsps_{spot.key}"].value, abs=0.02)
     assert share.bram == pytest.approx(PAPER[f"bram_{spot.key}"].value, abs=0.02)
 
@@ -115,7 +115,7 @@ def test_a_baseline_gets_hardware_of_its_own():
 def test_a_bench_runs_a_point_once(bench):
     point = RunPoint(SMALL, FLUID, 15, 200, SHORT)
     assert bench.measure([point, point])[point] is bench.measure([point])[point]
-    assert served(point, point.device) == bench.measure([point])[point]
+    assert simulate_point(point, point.device) == bench.measure([point])[point]
 
 
 def test_what_is_reached_while_busy_and_how_long_gives_what_is_used(bench):
@@ -139,7 +139,7 @@ def test_table_1_and_its_searches(tmp_path):
 
 
 def test_the_look_up_table_has_an_entry_for_each_product():
-    table = lookup_table(network("resnet50", EXITS), tabled(SMALL), 8)
+    table = lookup_table(network("resnet50", EXITS), printed_npu(SMALL), 8)
     assert table.storage_bits == (54 + EXITS) * 8 * (3 + 2)
 
 
@@ -157,8 +157,8 @@ def test_near_the_peak_only_with_more_bandwidth(tmp_path):
     check_whole(fig10_strategies.figure_10(tmp_path, [fast], (1, 4, 8)))
     peak = fig10_strategies.peak_gops(SMALL)
     assert fig10_strategies.throughput_gops(SMALL, fig10_strategies.STACKED, fast.bandwidth_gb_s, 4) > 0.95 * peak
-    assert tabled(SMALL).bandwidth_gb_s == calibrated.bandwidth_gb_s
-    whole = 2e-9 * 8 * network("resnet50").macs / sum(layer_times_s(network("resnet50"), tabled(SMALL), 8))
+    assert printed_npu(SMALL).bandwidth_gb_s == calibrated.bandwidth_gb_s
+    whole = 2e-9 * 8 * network("resnet50").macs / sum(layer_times_s(network("resnet50"), printed_npu(SMALL), 8))
     assert whole < 0.75 * peak
 
 
@@ -175,7 +175,7 @@ def test_traffic_and_what_is_borne(tmp_path, bench):
     found = fig7_traffic.sweep(PAPER, bench, 1000, plan)
     check_whole(fig7_traffic.figure(PAPER, tmp_path, found))
     assert found.at(SERIAL, 25).rate < 18 < 24 < found.at(FLUID, 25).rate
-    assert 13 < found.limits[FLUID].rate < found.borne(FLUID).rate
+    assert 13 < found.limits[FLUID].rate < found.under_overload(FLUID).rate
 
 
 def test_violations_over_the_deadline(tmp_path, bench):

@@ -68,7 +68,8 @@ def test_five_models_and_orions_pairs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(deadlines, "BESIDE_OF_ORION", {"bertbase-b32": 0.39})
     check_whole(deadlines.against_orion(tmp_path, 0.05, NOTHING, quiet))
     found = {
-        rule: {"p99": tail, "beside": done} for rule, tail, done in zip(lab.ORIONS, (1, 2, 3), (0.5, 1, 1), strict=True)
+        rule: {"p99": tail, "beside": done}
+        for rule, tail, done in zip(lab.ORION_RULES, (1, 2, 3), (0.5, 1, 1), strict=True)
     }
     assert deadlines.best_orion(found) == "orion 400 us", "the first leaves half undone"
 
@@ -94,9 +95,9 @@ def test_shares_over_time_are_a_picture_and_a_page(tmp_path: Path) -> None:
 def test_whoever_shares_the_whole_has_an_equal_part_of_the_picture() -> None:
     whole, side = Share(0, 100), Share(60, 40)
     ran = [
-        timeline.RanOnShare(0, 0.0, 2.0, whole),
-        timeline.RanOnShare(1, 1.0, 2.0, whole),
-        timeline.RanOnShare(2, 2.0, 3.0, side),
+        timeline.SegmentOnShare(0, 0.0, 2.0, whole),
+        timeline.SegmentOnShare(1, 1.0, 2.0, whole),
+        timeline.SegmentOnShare(2, 2.0, 3.0, side),
     ]
     drawn = [each[:5] for each in timeline.pieces(ran, 100)]
     assert drawn == [

@@ -248,10 +248,10 @@ def test_pairs_and_instances(tmp_path, few):
 
 def test_the_value_of_knowing_contention(tmp_path, lab, few):
     found = [
-        contention.ContentionStudy("pairs", [*map(contention.blinded, few[1].pairs)]),
+        contention.ContentionStudy("pairs", [*map(contention.plan_blindly, few[1].pairs)]),
         contention.random_study((1, 2), 6),
     ]
-    check_whole(contention.value(tmp_path, found))
+    check_whole(contention.report_losses(tmp_path, found))
     assert max(found[0].losses) > 1 and min(found[0].losses) > -1e-6
     assert all(0 <= error < 100 for study in found for error in study.errors)
 

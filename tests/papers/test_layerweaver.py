@@ -26,8 +26,8 @@ from weft_papers.layerweaver.lab import (
     device,
     geomean,
     mean,
-    measured,
     one_sided,
+    report_of_run,
     scenes,
     throughputs,
 )
@@ -119,7 +119,8 @@ def test_where_the_failsafe_fires_throughput_is_one():
 
 def test_two_stitched_pairs_share_the_time_equally():
     woven = [
-        measured(A, pair, "layerweaver", 8).stp for pair in (("IC", "BB"), ("MN", "XL"), ("IC", "XL"), ("MN", "BB"))
+        report_of_run(A, pair, "layerweaver", 8).stp
+        for pair in (("IC", "BB"), ("MN", "XL"), ("IC", "XL"), ("MN", "BB"))
     ]
     assert fig19_scaling.stitched(A, ("IC", "MN", "BB", "XL"), 8) == max(mean(woven[:2]), mean(woven[2:]))
 

@@ -28,7 +28,7 @@ from weft_papers.libnumber import (
     sensitivity,
     table5_search,
 )
-from weft_papers.libnumber.jobs import COVERING, MACS, SearchJob, jobs, settings, sixteen_bits, started
+from weft_papers.libnumber.jobs import COVERING, MACS, SearchJob, jobs, settings, shift_first_biases, sixteen_bits
 from weft_papers.libnumber.lab import (
     BIAS_RULE,
     BOTH,
@@ -47,9 +47,9 @@ from weft_papers.libnumber.lab import (
     STRIPES,
     TITLES,
     WHOLE,
+    formats_text,
     parse_printed,
     printed_configurations,
-    shown,
 )
 from weft_papers.libnumber.recorded import (
     ScoredRun,
@@ -249,7 +249,7 @@ def test_jobs_are_different_and_known(net, record):
 
 def test_a_shifted_start_moves_every_bias_by_one():
     network = Network("net", (Target("a", 1, 1, 0.6, 3.0),))
-    (moved,) = started(network, 1).targets
+    (moved,) = shift_first_biases(network, 1).targets
     assert (moved.weight_max, moved.input_max) == (0.3, 1.5)
     assert sixteen_bits(network)["a.input"] == FIXED(16, -2)
 
@@ -298,7 +298,7 @@ def test_table_4(record):
     ours = found(part, "bits of a weight, LeNet, weft tune, 7 %")
     assert (ours.paper, ours.ours) == (2, 2)
     mlp = found(part, "bits of a weight, MLP-C, Ristretto, 7 %")
-    assert (mlp.paper, mlp.ours) == (8, 4) and mlp.why.startswith("ours, the best of its ways, T8 / T4")
+    assert (mlp.paper, mlp.ours) == (8, 4) and mlp.why.startswith("ours, its best variant, T8 / T4")
 
 
 def test_printed_sizes(record, tmp_path):
@@ -343,12 +343,12 @@ def test_figure_5(record, tmp_path):
     check_whole(part)
     assert found(part, "parameters smaller at 7 %, by the mean size").ours == pytest.approx(16)
     assert found(part, "parameters smaller at 1 %, geomean").ours == pytest.approx(8)
-    assert found(
-        part, "storage below that of relaxed Ristretto, the best of its ways at 7 %, mean"
-    ).ours == pytest.approx(60)
+    assert found(part, "storage below that of relaxed Ristretto, its best variant at 7 %, mean").ours == pytest.approx(
+        60
+    )
     lenet = record.nets["lenet"]
     theirs = 4 * lenet.network.weights + 8 * lenet.network.inputs
-    below = found(part, "storage below that of Ristretto, the best of its ways at 7 %, mean")
+    below = found(part, "storage below that of Ristretto, its best variant at 7 %, mean")
     assert f"LeNet {100 * (1 - 2 * (lenet.network.weights + lenet.network.inputs) / theirs):.1f}" in below.why
     assert "its own answer fails for MLP-C, LeNet" in below.why
     assert found(part, "accuracy lost on the untouched test images at 1 %, most").ours == pytest.approx(100 * 4 / 98)
@@ -405,7 +405,7 @@ def test_without_records_what_is_computed_stays(tmp_path):
 
 def test_formats_are_shown_as_the_table_has_them(record):
     network = record.nets["lenet"].network
-    assert shown(network, formed(network, EXP(3), FIXED(4))) == "I4 / E3-E3"
+    assert formats_text(network, formed(network, EXP(3), FIXED(4))) == "I4 / E3-E3"
     assert TITLES["lenet"] == "LeNet"
 
 

@@ -343,8 +343,8 @@ def test_counts_of_a_small_net(tmp_path, record):
     assert one.weights("split", 8) < one.weights(APART, 8) < one.weights("mts", 8)
 
 
-def test_a_heat_on_the_cpu(tmp_path):
-    one = cpu.heat(TINY["tinynet"]._replace(tasks=2), rounds=2)
+def test_the_times_on_the_cpu(tmp_path):
+    one = cpu.time_models(TINY["tinynet"]._replace(tasks=2), rounds=2)
     assert set(one.times) == {cpu.SEQUENTIAL, cpu.SLABBED, cpu.PLANNED, *cpu.FORMS}
     assert one.macs("grouped") == 1 < one.macs("mts")
     check_whole(cpu.on_cpu(tmp_path, [one]))

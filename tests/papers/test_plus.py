@@ -100,9 +100,9 @@ def test_tail_latency_where_the_baseline_misses_half(tmp_path):
     found = fig6_tails.panels(PAPER, SHORT, None, fig6_tails.PANELS[1:])
     check_whole(fig6_tails.figure_6(PAPER, tmp_path, found))
     for panel in found:
-        assert panel.broken.runs_of[BASELINE].worst >= 0.5
-        assert panel.broken.runs_of[PLUS].worst <= 0.01
-        assert panel.borne.runs_of[PLUS].worst <= 0.01
+        assert panel.baseline_breaks.runs_of[BASELINE].worst >= 0.5
+        assert panel.baseline_breaks.runs_of[PLUS].worst <= 0.01
+        assert panel.plus_sustains.runs_of[PLUS].worst <= 0.01
 
 
 def test_deadlines_of_one_combination(tmp_path):

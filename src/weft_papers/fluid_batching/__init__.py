@@ -74,6 +74,7 @@ def _steps(paper: Paper, out: Path, bench: Bench, lengths: Lengths) -> list[Step
         ("Fig. 7", lambda tick: draw_traffic(fig7_traffic.FIGURES[0], tick)),
         ("Fig. 8", lambda tick: draw_traffic(fig7_traffic.FIGURES[1], tick)),
         ("Fig. 9", lambda tick: fig7_traffic.figure_9(out, run_deadline_panels(tick))),
+        # The rows of Table II again, with a fifth of their samples.
         ("bandwidth", lambda tick: sensitivity.bandwidth(paper, out, bench, 2 * point, tick)),
         ("decisions", lambda tick: sensitivity.decisions(paper, out, bench, 2 * point, tick)),
         ("readings", lambda tick: sensitivity.readings(paper, out, bench, 2 * point, tick)),

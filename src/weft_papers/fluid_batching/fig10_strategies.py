@@ -18,7 +18,7 @@ from weft.models.exits import subnets
 from weft.reports.exhibits import Axis, Bars, Curve, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
-from weft_papers.fluid_batching.lab import EXITS, MAX_BATCH, SPOTS, Spot, network, searched, tabled, tile
+from weft_papers.fluid_batching.lab import EXITS, MAX_BATCH, SPOTS, Spot, network, printed_npu, search_design, tile
 
 BATCHES = tuple(range(1, MAX_BATCH + 1))
 UNSTACKED: dict[str, Batching] = {"SERIAL": "none", "FC": "fc", "R": "r", "P": "p", "fluid": "fluid"}
@@ -76,12 +76,12 @@ class Quarters(NamedTuple):
 
 def quarters(spot: Spot) -> Quarters:
     """GOP/s on the NPU of Table I under every way of batching; only the last one has stackable PEs."""
-    printed_npu = tabled(spot)
+    device = printed_npu(spot)
     devices = {
-        name: printed_npu.model_copy(update={"batching": batching, "stackable": False})
+        name: device.model_copy(update={"batching": batching, "stackable": False})
         for name, batching in UNSTACKED.items()
     }
-    devices[STACKED] = printed_npu
+    devices[STACKED] = device
     gops = {name: _quarter_gops(spot, device) for name, device in devices.items()}
     return Quarters(spot, gops, peak_gops(spot))
 
@@ -112,7 +112,7 @@ def figure_1b(out: Path) -> Exhibit:
     panels = [
         Panel(
             [Bars(labels, result.gops, COLOURS), ReferenceLine(result.peak, "peak")],
-            f"{result.spot.name}, {tile(tabled(result.spot))}",
+            f"{result.spot.name}, {tile(printed_npu(result.spot))}",
             y=y,
         )
         for result in spots
@@ -130,13 +130,13 @@ def figure_1b(out: Path) -> Exhibit:
 
 def _quarter_row(result: Quarters) -> Row:
     """Row on the text's claim that the best way of batching differs between the parts of a network."""
-    uniform = ("SERIAL", "FC", "R", "P")
+    uniform = ("SERIAL", "FC", "R", "P")  # the same in every layer
     best = [max(uniform, key=lambda name: result.gops[name][quarter]) for quarter in range(EXITS + 1)]
     gains = [result.gops["fluid"][quarter] / result.gops[name][quarter] for quarter, name in enumerate(best)]
     why = (
         f"drawn, not printed; best uniform way from the first to the last quarter: {', '.join(best)}; fluid with fixed "
         f"PEs over it: {', '.join(f'{gain:.2f}' for gain in gains)}; one NPU for all, at "
-        f"{tabled(result.spot).bandwidth_gb_s:g} GB/s"
+        f"{printed_npu(result.spot).bandwidth_gb_s:g} GB/s"
     )
     quantity = f"ways of batching that are best in some quarter, {result.spot.name}"
     return Row("Fig. 1b", quantity, None, len(set(best)), "", why)
@@ -148,7 +148,7 @@ def _quarter_row(result: Quarters) -> Row:
 @lru_cache(maxsize=256)
 def throughput_gops(spot: Spot, line: str, bandwidth_gb_s: float, batch: int) -> float:
     """GOP/s of forward passes of *batch* samples on the hardware searched for *line*, a key of ABLATION."""
-    device = searched(spot, ABLATION[line], bandwidth_gb_s).device()
+    device = search_design(spot, ABLATION[line], bandwidth_gb_s).device()
     model = network(spot.model)
     return 2e-9 * batch * model.macs / sum(layer_times_s(model, device, batch))
 
@@ -160,7 +160,7 @@ def figure_10(out: Path, shown: Sequence[StrategyPanel], batches: Sequence[int] 
     body = [
         (
             scene.spot.name, f"{scene.bandwidth_gb_s:g}", line,
-            tile(searched(scene.spot, hardware, scene.bandwidth_gb_s).device()),
+            tile(search_design(scene.spot, hardware, scene.bandwidth_gb_s).device()),
             *(f"{throughput_gops(scene.spot, line, scene.bandwidth_gb_s, batch):.1f}" for batch in batches),
         )
         for scene in shown

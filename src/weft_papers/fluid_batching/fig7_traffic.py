@@ -76,7 +76,7 @@ class TrafficSweep:
     def at(self, scheduler: BatchScheduler, rate: float) -> RunMeans:
         return self.outcomes[self.point(scheduler, rate)]
 
-    def borne(self, scheduler: BatchScheduler) -> RunMeans:
+    def under_overload(self, scheduler: BatchScheduler) -> RunMeans:
         """The outcome under overload: OVERLOAD times the highest rate of the figure."""
         return self.outcomes[self.point(scheduler, OVERLOAD * self.rates[-1])]
 
@@ -137,9 +137,9 @@ def _sustained_rows(paper: Paper, traffic: TrafficSweep) -> list[Row]:
     """Rows with the throughput of each scheduler of LISTED under overload; the paper prints Fluid Batching's."""
     rows = []
     for scheduler in [scheduler for scheduler in LISTED if scheduler in traffic.schedulers]:
-        rate = traffic.borne(scheduler).rate
+        rate = traffic.under_overload(scheduler).rate
         printed = paper[f"sustained_{traffic.spot.board}"].value if scheduler is FLUID else None
-        why = f"answers per second with {OVERLOAD * traffic.rates[-1]:g} arriving, more than any policy bears"
+        why = f"answers per second with {OVERLOAD * traffic.rates[-1]:g} arriving, more than any policy sustains"
         if scheduler is FLUID:
             last = traffic.rates[-1]
             why += (
@@ -237,11 +237,19 @@ def _overload_table(traffic: TrafficSweep) -> Table:
     """Table of each scheduler's throughput under overload, and of its largest rate with 1 % late."""
     body = []
     for scheduler in traffic.schedulers:
-        limit, borne = traffic.limits.get(scheduler), traffic.borne(scheduler)
+        limit, under_overload = traffic.limits.get(scheduler), traffic.under_overload(scheduler)
         limit_text = f"{limit.rate:.1f}" if limit else "not searched"
-        body.append((scheduler.name, f"{borne.rate:.2f}", limit_text, f"{borne.efficiency:.1f}", scheduler.hardware))
+        body.append(
+            (
+                scheduler.name,
+                f"{under_overload.rate:.2f}",
+                limit_text,
+                f"{under_overload.efficiency:.1f}",
+                scheduler.hardware,
+            )
+        )
     header = ("scheduler", "sustained answers/s", "largest rate with 1 % late", "of peak while busy %", "hardware")
-    return Table(f"{traffic.figure}: what each scheduler bears, {traffic.spot.name}", header, tuple(body))
+    return Table(f"{traffic.figure}: what each scheduler sustains, {traffic.spot.name}", header, tuple(body))
 
 
 def _picture(out: Path, traffic: TrafficSweep) -> Figure:

@@ -84,7 +84,7 @@ SEARCHES = {
 
 
 @lru_cache(maxsize=64)
-def searched(spot: Spot, hardware: str, bandwidth_gb_s: float | None = None) -> Exploration:
+def search_design(spot: Spot, hardware: str, bandwidth_gb_s: float | None = None) -> Exploration:
     """Search the design space of *hardware*, a key of SEARCHES, by default at the board's calibrated bandwidth."""
     search = SEARCHES[hardware]
     max_batch = search.only or MAX_BATCH
@@ -102,11 +102,11 @@ def searched(spot: Spot, hardware: str, bandwidth_gb_s: float | None = None) -> 
 @lru_cache(maxsize=64)
 def npu(spot: Spot, hardware: str) -> TiledNpu:
     """The NPU of a kind of hardware: the paper's for "fluid", else the best design of its own search."""
-    device = tabled(spot) if hardware == "fluid" else searched(spot, hardware).device()
+    device = printed_npu(spot) if hardware == "fluid" else search_design(spot, hardware).device()
     return device.model_copy(update={"decision_us": DECISION_US})
 
 
-def tabled(spot: Spot, preset: str | None = None) -> TiledNpu:
+def printed_npu(spot: Spot, preset: str | None = None) -> TiledNpu:
     """The NPU that Table I prints for *spot*, or *preset*. Raises DeviceError if that is no tiled NPU."""
     device = load_device(preset or spot.preset)
     if not isinstance(device, TiledNpu):
@@ -207,7 +207,7 @@ class RunPoint:
 
     @property
     def device(self) -> TiledNpu:
-        base = tabled(self.spot, self.preset) if self.preset else npu(self.spot, self.scheduler.hardware)
+        base = printed_npu(self.spot, self.preset) if self.preset else npu(self.spot, self.scheduler.hardware)
         return base.model_copy(update={"decision_us": DECISION_US, **dict(self.changes)})
 
     def workload(self) -> Workload:
@@ -253,7 +253,7 @@ Outcomes = dict[RunPoint, RunMeans]
 """Settings of a run -> its results."""
 
 
-def served(point: RunPoint, device: TiledNpu) -> RunMeans:
+def simulate_point(point: RunPoint, device: TiledNpu) -> RunMeans:
     """Simulate a point with each seed on *device* and average the results."""
     # Preparing a case does not depend on rate, samples and scheduler: fixed values let points share a cache entry.
     case = replace(
@@ -334,5 +334,5 @@ class Bench:
 
 
 def _serve_task(task: tuple[RunPoint, TiledNpu]) -> RunMeans:
-    """``served`` with one argument, for a process pool."""
-    return served(*task)
+    """``simulate_point`` with one argument, for a process pool."""
+    return simulate_point(*task)

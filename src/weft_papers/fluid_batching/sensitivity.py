@@ -140,7 +140,7 @@ def decisions(
 ) -> Exhibit:
     """Rerun Table II over the time of one scheduler decision: LazyBatching decides at every layer."""
     study = RowStudy(paper, spots, (LAZY, LAZY_SAME, FLUID), costs_us, samples, _at_cost, {}).measure(bench, tick)
-    title = "Cost of a decision: Table II over what a scheduler takes each time it is asked (dashed: printed)"
+    title = "Cost of a decision: Table II over the time of one scheduler decision (dashed: printed)"
     picture = _picture(out, study, "sensitivity-decisions", title, "microseconds for a decision")
     rows = tuple(_decision_row(study, lazy, cost_us) for lazy in (LAZY, LAZY_SAME) for cost_us in costs_us)
     return Exhibit(rows, (study.table("Cost of a decision: the rows of Table II", "us"),), (picture,))

@@ -23,8 +23,8 @@ from weft_papers.fluid_batching.lab import (
     Spot,
     network,
     npu,
-    searched,
-    tabled,
+    printed_npu,
+    search_design,
     tile,
 )
 
@@ -68,21 +68,21 @@ def table_1(paper: Paper, out: Path, spots: Sequence[Spot] = SPOTS) -> Exhibit:
 
 def _time_search(spot: Spot) -> Searched:
     started = perf_counter()
-    exploration = searched.__wrapped__(spot, "fluid")  # past the cache, so that the search itself is timed
+    exploration = search_design.__wrapped__(spot, "fluid")  # past the cache, so that the search itself is timed
     return Searched(exploration, perf_counter() - started)
 
 
 def _share_rows(paper: Paper, spot: Spot) -> list[Row]:
     """Rows with the percentage of the board's DSPs and BRAM that the design takes."""
-    device, board = tabled(spot), load_platform(spot.board)
+    device, board = printed_npu(spot), load_platform(spot.board)
     rows = []
     for resource, ours in zip(("dsps", "bram"), shares(device, board), strict=True):
         printed = paper[f"{resource}_{spot.key}"].value
         of = f"{board.dsps} DSPs" if resource == "dsps" else f"{board.bram_bits / 2**20:g} Mb of double-buffered tiles"
         why = f"{abs(ours - printed):.3f} points apart: {tile(device)} of {of}"
         if spot == MISPRINTED:
-            misprint = shares(tabled(spot, PRINTED), board)[("dsps", "bram").index(resource)]
-            why += f"; the design printed in this row, {tile(tabled(spot, PRINTED))}, would take {misprint:.2f} %"
+            misprint = shares(printed_npu(spot, PRINTED), board)[("dsps", "bram").index(resource)]
+            why += f"; the design printed in this row, {tile(printed_npu(spot, PRINTED))}, would take {misprint:.2f} %"
         rows.append(Row(FIGURE, f"{resource.upper().replace('DSPS', 'DSPs')} of {spot.name}", printed, ours, "%", why))
     return rows
 
@@ -93,8 +93,8 @@ def _search_rows(paper: Paper, spot: Spot, search: Searched) -> list[Row]:
     remark = f"found at {best.bandwidth_gb_s:g} GB/s among {len(search.exploration)} designs"
     if spot == MISPRINTED:
         remark += f"; ResNet-50's design is printed, but {best.t_p} x {best.t_c} is what takes the printed DSPs"
-    elif (best.t_p, best.t_c) != (tabled(spot).t_p, tabled(spot).t_c):
-        remark += f"; the printed design scores {100 * _score(search.exploration, tabled(spot)):.2f} % of it"
+    elif (best.t_p, best.t_c) != (printed_npu(spot).t_p, printed_npu(spot).t_c):
+        remark += f"; the printed design scores {100 * _score(search.exploration, printed_npu(spot)):.2f} % of it"
     rows = [
         Row(FIGURE, f"{name} that the search finds for {spot.name}", paper[f"{key}_{spot.key}"].value, ours, "", remark)
         for name, key, ours in (("T_P", "tree", best.t_p), ("T_C", "pes", best.t_c))
@@ -114,7 +114,7 @@ def _score(exploration: Exploration, device: TiledNpu) -> float:
 def _storage_row(paper: Paper, spot: Spot) -> Row:
     """Row with the registers that the scheduler's look-up table takes, in percent of the board's."""
     board, printed = load_platform(spot.board), paper[f"registers_{spot.key}"].value
-    table = lookup_table(network(spot.model, EXITS), tabled(spot), MAX_BATCH)
+    table = lookup_table(network(spot.model, EXITS), printed_npu(spot), MAX_BATCH)
     registers = board.registers or 1
     per_layer = table.max_batch * table.bits_per_entry
     layers = printed / 100 * registers / per_layer  # the number of layers that the printed share has room for
@@ -130,7 +130,7 @@ def _storage_row(paper: Paper, spot: Spot) -> Row:
 def _batch_16(paper: Paper) -> Row:
     """Row with the time of a forward pass of 16 samples of ResNet-50 on ZCU104."""
     spot = Spot("resnet50", "zcu104")
-    ours = 1e3 * sum(layer_times_s(network(spot.model), tabled(spot), 16))
+    ours = 1e3 * sum(layer_times_s(network(spot.model), printed_npu(spot), 16))
     why = beside(ours, paper["batch16"].value, "a whole pass of 16; nothing was fitted to this number")
     return Row("section IV", f"a batch of 16, {spot.name}", paper["batch16"].value, ours, " ms", why)
 
@@ -139,7 +139,7 @@ def _designs(searches: dict[Spot, Searched]) -> Table:
     """Table of the printed designs beside the ones that the search finds."""
     body = []
     for spot, (exploration, _) in searches.items():
-        device, best = tabled(spot), exploration.device()
+        device, best = printed_npu(spot), exploration.device()
         board_shares = shares(device, load_platform(spot.board))
         times_ms = (1e3 * sum(layer_times_s(network(spot.model, EXITS), device, batch)) for batch in (1, MAX_BATCH))
         body.append(
@@ -177,7 +177,7 @@ def _picture(out: Path, searches: dict[Spot, Searched]) -> Figure:
         marks = [Curve(trees, best, "best T_C for each T_P", pictures.MODELS[0], "o", size=3.5)]
         for name, device, mark, size, colour in (
             ("found", exploration.device(), "*", 14, pictures.MODELS[1]),
-            ("Table I", tabled(spot, PRINTED if spot == MISPRINTED else None), "D", 5, pictures.MODELS[2]),
+            ("Table I", printed_npu(spot, PRINTED if spot == MISPRINTED else None), "D", 5, pictures.MODELS[2]),
         ):
             score = _score(exploration, device) * exploration.scores[exploration.best] / MAX_BATCH
             marks.append(Curve([device.t_p], [score], name, colour, mark, "", size=size, order=4))

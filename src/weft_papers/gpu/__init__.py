@@ -45,6 +45,7 @@ def reproduce(
     if not LEAST_ROUNDS <= queries <= 100_000:
         raise InputError(f"queries = {queries} must be from {LEAST_ROUNDS} to 100000")
     seconds, records = queries * SECONDS_PER_ROUND, lab.read(measured)
+    # Runs with few requests are longer: those of an urgent model, and those with deadlines.
     urgent_s = max(3 * seconds, LEAST_URGENT_S)
     steps: list[Step] = [
         ("pairs of models", lambda tick: checks.predicted(out)),

@@ -21,16 +21,16 @@ from weft_papers.gpu.lab import (
     FIVE,
     LOADS,
     ONE_FOR_ALL,
-    ORIONS,
+    ORION_RULES,
     OURS,
     WITHOUT,
     LoadResults,
     Records,
     RuleResults,
     deadlines,
-    drawn,
-    orions,
+    orion_pair,
     sources,
+    sources_to_draw,
 )
 
 FIGURE = "five models"
@@ -47,7 +47,9 @@ def five_models(out: Path, seconds: float, records: Records, tick: Tick) -> Exhi
     loads = [f"{load:g}" for load in LOADS]
     all_sources = sources("deadlines", loads, lambda load: deadlines(float(load), seconds, SEEDS), records, tick)
     rows = [row for source in all_sources for row in _rows(source)]
-    return Exhibit(tuple(rows), tuple(_table(source) for source in all_sources), (_picture(out, drawn(all_sources)),))
+    return Exhibit(
+        tuple(rows), tuple(_table(source) for source in all_sources), (_picture(out, sources_to_draw(all_sources)),)
+    )
 
 
 def _missed_share(results: RuleResults, rule: str) -> float:
@@ -70,8 +72,8 @@ def _rows(source: LoadResults) -> list[Row]:
     worst_load = max(over, key=over.__getitem__)
     return [
         Row(f"{FIGURE}, {source.name}", "missed deadlines over the best rival's, geomean", HALF,
-            geometric_mean(counted), "x", f"loads at which that misses 2 to 50 %: {len(counted)} of {len(rivals)}; "
-            "what is left are mostly requests of one model that come together, due in twice its length"),
+            geometric_mean(counted), "x", f"loads where the rival misses 2 to 50 %: {len(counted)} of {len(rivals)}; "
+            "the missed ones are mostly requests of one model that arrive together, due in twice its length"),
         Row(f"{FIGURE}, {source.name}", "the same, at most", NO_MORE, over[worst_load], "x",
             f"at a load of {worst_load}, where {_best_rival(source.results[worst_load])} misses "
             f"{100 * rivals[worst_load]:.1f} %"),
@@ -90,7 +92,7 @@ def _table(source: LoadResults) -> Table:
         for load, results in source.results.items()
     ]
     due = ", ".join(f"{model} {times}" for model, times in FIVE.items())
-    title = f"{FIGURE}, {source.name}: missed deadlines by load of one at a time; due in lengths: {due}"
+    title = f"{FIGURE}, {source.name}: missed deadlines by load of one at a time; due in durations alone: {due}"
     return Table(title, ("load", *rules, f"worst model, {OURS}"), tuple(body))
 
 
@@ -125,18 +127,18 @@ def against_orion(out: Path, seconds: float, records: Records, tick: Tick) -> Ex
 
     def simulate(pair: str) -> RuleResults:
         first, other = pair.split(" beside ")
-        return orions(first, other, seconds)
+        return orion_pair(first, other, seconds)
 
     all_sources = sources("orion", pairs, simulate, records, tick)
     rows = [row for source in all_sources for row in _orion_rows(source)]
     tables = tuple(_orion_table(source) for source in all_sources)
-    return Exhibit(tuple(rows), tables, (_orion_picture(out, drawn(all_sources)),))
+    return Exhibit(tuple(rows), tables, (_orion_picture(out, sources_to_draw(all_sources)),))
 
 
 def best_orion(results: RuleResults) -> str:
     """The name of Orion's rule with its best budget; see DONE."""
-    most_work = max(float(results[rule]["beside"]) for rule in ORIONS)
-    eligible = [rule for rule in ORIONS if results[rule]["beside"] >= DONE * most_work]
+    most_work = max(float(results[rule]["beside"]) for rule in ORION_RULES)
+    eligible = [rule for rule in ORION_RULES if results[rule]["beside"] >= DONE * most_work]
     return min(eligible, key=lambda rule: float(results[rule]["p99"]))
 
 
@@ -152,13 +154,13 @@ def _orion_rows(source: LoadResults) -> list[Row]:
         Row(figure, "p99 of the urgent model over that under Orion's rule, at most", 1.0, tails[slowest], "x",
             f"{slowest}; {why}"),
         Row(figure, "best effort done over that under Orion's rule, at least", 1.0, done[poorest], "x",
-            f"{poorest}; both do all that comes, as far as it ends within the run"),
+            f"{poorest}; both complete all requests that can end within the run"),
     ]  # fmt: skip
 
 
 def _orion_table(source: LoadResults) -> Table:
     """Table of all pairs: p99 of the urgent model and share of the best-effort work done, under every rule."""
-    rules = (*ORIONS, "reef", OURS)
+    rules = (*ORION_RULES, "reef", OURS)
     body = [
         (
             pair,
@@ -167,7 +169,7 @@ def _orion_table(source: LoadResults) -> Table:
         )
         for pair, results in source.results.items()
     ]
-    title = f"{ORION}, {source.name}: p99 of the urgent model in its lengths, part of the best effort done"
+    title = f"{ORION}, {source.name}: p99 of the urgent model over its duration alone, part of the best effort done"
     return Table(title, ("urgent beside best effort", ALONE, *rules), tuple(body))
 
 
@@ -184,6 +186,6 @@ def _orion_picture(out: Path, shown: list[LoadResults]) -> Figure:
         }
         labels = [pair.replace(" beside ", "\nbeside ") for pair in source.results]
         bars = Bars(labels, series, {**COLOURS, best: COLOURS["orion"]})
-        panels.append(Panel([bars], source.title, Axis(size=7), Axis(label="p99 of the urgent one, in its lengths")))
+        panels.append(Panel([bars], source.title, Axis(size=7), Axis(label="p99 of the urgent one over its duration")))
     title = "Orion's inference pairs at equal load fractions"
     return pictures.picture(out, "orions-pairs", title, panels, size=(11, 4.0 * len(shown) + 1.0))

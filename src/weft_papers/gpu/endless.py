@@ -26,9 +26,9 @@ from weft_papers.gpu.lab import (
     Records,
     Rows,
     RuleResults,
-    drawn,
     saturated,
     sources,
+    sources_to_draw,
     urgent,
 )
 
@@ -45,7 +45,9 @@ def side_by_side(out: Path, seconds: float, records: Records, tick: Tick) -> Exh
     loads = ["+".join(models) for models in TOGETHER]
     all_sources = sources("saturated", loads, lambda load: saturated(load.split("+"), seconds), records, tick)
     rows = [row for source in all_sources for row in _rows(source)]
-    return Exhibit(tuple(rows), tuple(_table(source) for source in all_sources), (_picture(out, drawn(all_sources)),))
+    return Exhibit(
+        tuple(rows), tuple(_table(source) for source in all_sources), (_picture(out, sources_to_draw(all_sources)),)
+    )
 
 
 def best_rival(results: RuleResults) -> str:
@@ -138,7 +140,7 @@ def urgent_beside(out: Path, seconds: float, records: Records, tick: Tick) -> Ex
     all_sources = sources("urgent", loads, simulate, records, tick)
     rows = [row for source in all_sources for row in _urgent_rows(source)] + _errors(records.measured)
     tables = tuple(_urgent_table(source) for source in all_sources)
-    return Exhibit(tuple(rows), tables, (_urgent_picture(out, drawn(all_sources)),))
+    return Exhibit(tuple(rows), tables, (_urgent_picture(out, sources_to_draw(all_sources)),))
 
 
 # What delays an urgent request: on the simulated GPU, and on a real one, where a second segment may be queued.
@@ -210,7 +212,7 @@ def _urgent_table(source: LoadResults) -> Table:
             f"{_tail(results, rule):.2f}, {results[rule]['beside']:.2f}" if rule in results else "" for rule in SHOWN
         ]
         body.append((load, f"{results[ALONE]['p99']:.2f}", *cells))
-    alone = "p99 over that alone (which is in lengths of the model)"
+    alone = "p99 over that alone (that alone: over the model's duration)"
     title = f"{URGENT_BESIDE}, {source.name}: {alone}, speed of the other"
     return Table(title, ("urgent beside other/load", ALONE, *SHOWN), tuple(body))
 
@@ -224,7 +226,7 @@ def _urgent_picture(out: Path, results: list[LoadResults]) -> Figure:
         labels = [load.replace(" beside ", "\nbeside ").replace("/", "\nload ") for load in source.results]
         available = [rule for rule in shown if all(rule in results for results in source.results.values())]
         series = {rule: [_tail(results, rule) for results in source.results.values()] for rule in available}
-        heading = f"{source.title}; dashed: what was aimed at; bars at the edge go on"
+        heading = f"{source.title}; dashed: the goal; bars at the upper edge are cut off"
         y = Axis(label="p99 over an idle GPU", low=0, high=3)
         panels.append(Panel([Bars(labels, series, colours), ReferenceLine(TAIL)], heading, Axis(size=7), y))
     title = "An urgent model beside one that never stops"

@@ -46,9 +46,9 @@ SPLITS: Rules = {
     f"split {cut}{' swapped' * swap}": {"cut": cut, "swap": swap} for cut in (0, 1) for swap in (False, True)
 }
 SATURATED: Rules = {"streams": {}, **SPLITS, "slices": {}, "abreast": {}}
-ORIONS: Rules = {f"orion {budget} us": {"budget_us": budget} for budget in (100, 400, 1600)}
+ORION_RULES: Rules = {f"orion {budget} us": {"budget_us": budget} for budget in (100, 400, 1600)}
 URGENT: Rules = {
-    "priority": {}, "priority-streams": {}, "split 0 swapped": SPLITS["split 0 swapped"], **ORIONS, "reef": {},
+    "priority": {}, "priority-streams": {}, "split 0 swapped": SPLITS["split 0 swapped"], **ORION_RULES, "reef": {},
     "abreast": {},
 }  # fmt: skip
 BESIDE = (("bertlarge-b1", "encoder-b16"), ("llm1b-b1", "resnet50-b32"), ("resnet50-b1", "encoder-b64"))
@@ -127,7 +127,10 @@ def endless(model: str) -> dict[str, Any]:
 
 
 def at_random(model: str, load: float, times: float, priority: int = 1) -> dict[str, Any]:
-    """A stream of Poisson requests that take *load* of the GPU's time; deadline: *times* the duration alone."""
+    """A stream of Poisson requests that take *load* of the GPU's time; deadline: *times* the duration alone.
+
+    priority: the weight of its requests, as in a workload file.
+    """
     duration_s = alone_s(model)
     return {"model": model, "rate": load / duration_s, "deadline_ms": times * duration_s * 1e3, "priority": priority}
 
@@ -157,7 +160,7 @@ def urgent(model: str, beside: str, load: float, seconds: float) -> RuleResults:
     Results of a rule: "p50" and "p99" of the urgent model in multiples of its duration alone; "beside", the speed of
     the other. Late requests are served like others: the slowest 1 % are partly late even on an idle GPU.
     """
-    urgent_stream, results = at_random(model, load, 2, priority=9), {}
+    urgent_stream, results = at_random(model, load, times=2, priority=9), {}
     for rule, options in {ALONE: {}, **URGENT}.items():
         streams = [urgent_stream] if rule == ALONE else [urgent_stream, endless(beside)]
         report = run(streams, "fifo" if rule == ALONE else rule, options, seconds, late="keep")
@@ -193,7 +196,10 @@ def _measure_missed(
     seeds: Sequence[int],
     device: Host | None = None,
 ) -> dict[str, Any]:
-    """Shares of missed deadlines under a rule: "missed" of all requests, "worst" of a model, at the better of LATE."""
+    """Shares of missed deadlines under a rule and the better treatment of late requests (LATE).
+
+    Returns "missed", of all requests; "worst", of the model that misses most; "late", the treatment.
+    """
     streams = [at_random(model, load / len(FIVE), times) for model, times in FIVE.items()]
     late_work, by_late = policy_called(rule).traits.late_work, {}
     # A policy that serves late requests last by itself would be simulated twice alike.
@@ -205,15 +211,15 @@ def _measure_missed(
     return min(by_late.values(), key=lambda outcome: float(outcome["missed"]))
 
 
-def orions(model: str, beside: str, seconds: float) -> RuleResults:
+def orion_pair(model: str, beside: str, seconds: float) -> RuleResults:
     """Simulate a pair of Orion's under every rule; *beside*: its best-effort model, whose requests arrive evenly.
 
     Results of a rule: "p50" and "p99" of the urgent model, "beside" the share of the best-effort work that was done.
     """
-    urgent_stream, results = at_random(model, FIRST_OF_ORION[model], 2, priority=9), {}
+    urgent_stream, results = at_random(model, FIRST_OF_ORION[model], times=2, priority=9), {}
     load = BESIDE_OF_ORION[beside]
-    other = {**at_random(beside, load, 1), "arrival": "uniform", "deadline_ms": FAR_MS}
-    for rule, options in {ALONE: {}, **ORIONS, "reef": {}, OURS: {}}.items():
+    other = {**at_random(beside, load, times=1), "arrival": "uniform", "deadline_ms": FAR_MS}
+    for rule, options in {ALONE: {}, **ORION_RULES, "reef": {}, OURS: {}}.items():
         streams = [urgent_stream] if rule == ALONE else [urgent_stream, other]
         report = run(streams, "fifo" if rule == ALONE else rule, options, seconds, late="keep")
         results[rule] = _tails(report, model)
@@ -279,7 +285,10 @@ class LoadResults(NamedTuple):
 def sources(
     kind: str, loads: Sequence[str], simulate: Callable[[str], RuleResults], records: Records, tick: Tick
 ) -> list[LoadResults]:
-    """Simulate the loads now, and add recorded results of the same kind; sources without any are left out."""
+    """Simulate the loads now, and add recorded results of the same kind; sources without any are left out.
+
+    kind: prefix of the names of recorded rows, without the slash. loads: their names after it.
+    """
     now = {}
     for done, load in enumerate(loads):
         tick(done, len(loads))
@@ -288,7 +297,7 @@ def sources(
     return [LoadResults(NOW, now), *(LoadResults(name, results) for name, results in recorded if results)]
 
 
-def drawn(every: list[LoadResults]) -> list[LoadResults]:
+def sources_to_draw(every: list[LoadResults]) -> list[LoadResults]:
     """Return the sources that pictures show: the recorded ones, or the present run, which is the first, if none is."""
     return every[1:] or every
 

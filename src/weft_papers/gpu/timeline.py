@@ -27,7 +27,7 @@ RULES = ("edf", "streams", OURS)
 PAGE = "shares.html"
 
 
-class RanOnShare(NamedTuple):
+class SegmentOnShare(NamedTuple):
     """A segment of a stream on a share of the GPU; begin and end in milliseconds of the interval shown."""
 
     stream: int
@@ -48,7 +48,7 @@ class Timeline(NamedTuple):
     """Segments and requests of the interval shown, under one rule."""
 
     rule: str
-    segments: list[RanOnShare]
+    segments: list[SegmentOnShare]
     requests: list[ShownRequest]
 
 
@@ -95,10 +95,11 @@ def _simulate(rule: str) -> Timeline:
     ms_per_tick, start_ms = case.clock.tick_s * 1e3, case.workload.warmup_s * 1e3
     segments = []
     for (head, times), lane in zip(executors[0].log, executors[0].lanes_used, strict=True):
+        # Under edf, which uses no shares, the one lane is the whole GPU.
         share = lanes[lane] if rule != "edf" and 0 <= lane < len(lanes) else whole_gpu
         begin, end = times.compute_start * ms_per_tick - start_ms, times.compute_end * ms_per_tick - start_ms
         if end > 0 and begin < SHOWN_S * 1e3:
-            segments.append(RanOnShare(head.stream, max(0.0, begin), min(SHOWN_S * 1e3, end), share))
+            segments.append(SegmentOnShare(head.stream, max(0.0, begin), min(SHOWN_S * 1e3, end), share))
     deadlines = [terms.deadline for terms in case.terms]
     requests = [
         ShownRequest(
@@ -112,12 +113,12 @@ def _simulate(rule: str) -> Timeline:
     return Timeline(rule, segments, requests)
 
 
-def pieces(ran: Sequence[RanOnShare], sms: int) -> list[SharePiece]:
+def pieces(segments: Sequence[SegmentOnShare], sms: int) -> list[SharePiece]:
     """Rectangles for segments, cut at every begin and end; models on streams of the whole GPU get equal parts of it."""
-    times = sorted({time for run in ran for time in (run.begin, run.end)})
+    times = sorted({time for run in segments for time in (run.begin, run.end)})
     rectangles: list[SharePiece] = []
     for begin, end in pairwise(times):
-        active = [run for run in ran if run.begin <= begin and run.end >= end]
+        active = [run for run in segments if run.begin <= begin and run.end >= end]
         on_whole = sorted((run for run in active if run.share.sms == sms), key=lambda run: run.stream)
         for position, run in enumerate(on_whole):
             sms_each = sms / len(on_whole)
@@ -133,11 +134,13 @@ def _runs(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
     return [
         {
             "rule": timeline.rule,
-            "pieces": [[round(value, 4) if isinstance(value, float) else value for value in piece] for piece in drawn],
+            "pieces": [
+                [round(value, 4) if isinstance(value, float) else value for value in piece]
+                for piece in pieces(timeline.segments, _sms())
+            ],
             "requests": [[request.stream, round(request.arrival, 4), request.late] for request in timeline.requests],
         }
         for timeline in timelines
-        for drawn in (pieces(timeline.segments, _sms()),)
     ]
 
 

@@ -78,7 +78,7 @@ def _steps(paper: Paper, out: Path, lab: Laboratory) -> list[Step]:
         ("Fig. 6", lambda tick: fig1_schedules.figure_6(paper, out, fig1_schedules.meet(lab, tick=tick), fitted)),
         ("Table 8", lambda tick: table8_pairs.table_8(paper, out, *search_grids(tick))),
         ("Fig. 5", lambda tick: table8_pairs.figure_5(paper, out, *search_grids(tick))),
-        ("contention", lambda tick: contention.value(out, contention.studies(paper, lab, tick))),
+        ("contention", lambda tick: contention.report_losses(out, contention.studies(paper, lab, tick))),
         ("sensitivity", vary_assumptions),
     ]
 

@@ -26,9 +26,9 @@ from weft_papers.haxconn.lab import (
     XAVIER,
     Laboratory,
     LeastMakespan,
-    answer,
     chip,
     experiments,
+    find_best,
 )
 from weft_papers.haxconn.table8_pairs import pair, places
 from weft_papers.layerweaver.lab import mean
@@ -37,10 +37,10 @@ FIGURE, BLIND = "contention", "contention-blind"
 SEEDS = tuple(range(1, 11))
 GROUPS = 12  # per model; more make the proof of optimality slow, fewer leave little to schedule
 SHADES = ("#9ecae1", "#0072b2", "#d55e00")
-"""Colours of the curves: demands as shipped, demands as fitted, random problems."""
+"""Colours of the curves: demands as shipped, demands as fitted (``Laboratory.fitted``), random problems."""
 
 
-class Blind(NamedTuple):
+class BlindPlan(NamedTuple):
     """The best schedule of a planner that ignores contention."""
 
     expected_s: float
@@ -56,26 +56,26 @@ class ContentionStudy:
     """A set of problems, each scheduled with and without knowledge of contention."""
 
     name: str
-    blind: Sequence[Blind]
+    blind_plans: Sequence[BlindPlan]
     """The blind planner's schedule of each problem."""
 
     @property
     def losses(self) -> list[float]:
         """Percent by which the blind schedule takes longer than the best one, for each problem."""
-        return [100 * (result.judged_s / result.best_s - 1) for result in self.blind]
+        return [100 * (result.judged_s / result.best_s - 1) for result in self.blind_plans]
 
     @property
     def errors(self) -> list[float]:
         """Percent by which the blind planner's estimate lies below the simulated makespan, for each problem."""
-        return [100 * (1 - result.expected_s / result.judged_s) for result in self.blind]
+        return [100 * (1 - result.expected_s / result.judged_s) for result in self.blind_plans]
 
 
-def blinded(optimum: LeastMakespan) -> Blind:
+def plan_blindly(optimum: LeastMakespan) -> BlindPlan:
     """Compare the solver's optimum with the blind planner's schedule of the same problem."""
     problem = optimum.outcome.problem
     uncontended = Problem(without_contention(problem.soc), problem.tasks)
     expected_s = min(max(ends_s(uncontended, schedule)) for schedule in BASELINES[BLIND](problem, "latency"))
-    return Blind(expected_s, optimum.baselines[BLIND], optimum.best_s)
+    return BlindPlan(expected_s, optimum.baselines[BLIND], optimum.best_s)
 
 
 def random_problem(seed: int, groups: int = GROUPS) -> Problem:
@@ -108,7 +108,7 @@ def random_problem(seed: int, groups: int = GROUPS) -> Problem:
 
 def random_study(seeds: Sequence[int] = SEEDS, groups: int = GROUPS) -> ContentionStudy:
     """Study one random problem for each seed."""
-    blind_plans = [blinded(answer(random_problem(seed, groups))) for seed in seeds]
+    blind_plans = [plan_blindly(find_best(random_problem(seed, groups))) for seed in seeds]
     return ContentionStudy(f"{len(seeds)} random pairs of {groups} groups on Xavier", blind_plans)
 
 
@@ -127,12 +127,12 @@ def studies(
         for cases, name in ((table_6_cases, "experiments of Table 6"), (table_8_cases, "pairs of Table 8")):
             suffix = "" if change == AS_SHIPPED else f", demands times {change.demand:g}"
             optima = lab.find([case.under(change) for case in cases], tick)
-            blind = [blinded(optimum) for optimum in optima.values()]
-            results.append(ContentionStudy(f"{len(cases)} {name}{suffix}", blind))
+            blind_plans = [plan_blindly(optimum) for optimum in optima.values()]
+            results.append(ContentionStudy(f"{len(cases)} {name}{suffix}", blind_plans))
     return [*results, random_study(seeds)]
 
 
-def value(out: Path, results: Sequence[ContentionStudy]) -> Exhibit:
+def report_losses(out: Path, results: Sequence[ContentionStudy]) -> Exhibit:
     """Report the losses of planners that ignore contention: rows, a table and a picture of all studies."""
     rows = [row for study in results for row in _rows(study)]
     header = ("problems", "longer than ours %: mean", "most", "own estimate too low %: mean", "most")
@@ -153,8 +153,8 @@ def _rows(study: ContentionStudy) -> list[Row]:
     return [
         Row(
             FIGURE, f"contention-blind optimum longer than ours, {study.name}, mean", None, mean(study.losses), "%",
-            f"{max(study.losses):.1f} % at most; by more than 1 % in {worse} of {len(study.blind)}; judged in the same "
-            "simulator, with the better of its own starts and first come, first served",
+            f"{max(study.losses):.1f} % at most; by more than 1 % in {worse} of {len(study.blind_plans)}; judged in "
+            "the same simulator, with the better of its own starts and first come, first served",
         ),
         Row(
             FIGURE, f"its own estimate too low, {study.name}, mean", None, mean(study.errors), "%",

@@ -121,7 +121,7 @@ PARTNERS = tuple(model for model in NETWORKS if model not in ("googlenet", "dens
 
 @dataclass(frozen=True)
 class Meeting:
-    """GoogLeNet at the same time as a partner network, under two schedules."""
+    """GoogLeNet on Xavier at the same time as a partner network, under two schedules."""
 
     partner: str
     scaled: bool
@@ -136,7 +136,7 @@ class Meeting:
         return report_of(outcome).tasks[0].slow_down
 
     @property
-    def less(self) -> float:
+    def saved_percent(self) -> float:
         """The share of the loss to contention that the best schedule saves, in percent."""
         before, after = self.slow_down(self.naive) - 1, self.slow_down(self.best) - 1
         return 100 * (1 - after / before) if before > 0 else 0.0
@@ -187,13 +187,13 @@ def figure_6(paper: Paper, out: Path, meetings: Sequence[Meeting], fitted: float
             f"{mean(best):.2f} in the mean under the schedule that ends first"
         )
         rows.append(Row(FIGURE, f"GoogLeNet's slow-down, one network per unit, {demands}", None, max(naive), "x", why))
-        largest = max(pairs, key=lambda pair: pair.less)
+        largest = max(pairs, key=lambda pair: pair.saved_percent)
         why = (
-            f"beside {NETWORKS[largest.partner]}; {mean(pair.less for pair in pairs):.0f} % in the mean; the schedule "
-            "aims at the end of both, not at this, so it may be negative"
+            f"beside {NETWORKS[largest.partner]}; {mean(pair.saved_percent for pair in pairs):.0f} % in the mean; the "
+            "schedule aims at the end of both, not at this, so it may be negative"
         )
         quantity = f"contention of GoogLeNet saved at most, {demands}"
-        rows.append(Row(FIGURE, quantity, paper["contention_less"].value, largest.less, "%", why))
+        rows.append(Row(FIGURE, quantity, paper["contention_less"].value, largest.saved_percent, "%", why))
     return Exhibit(tuple(rows), (_table(meetings, fitted),), (_picture(out, meetings, fitted),))
 
 
@@ -210,7 +210,13 @@ def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
         ]
         scale = f"{fitted:g}" if pair.scaled else "1"
         body.append(
-            (NETWORKS[pair.partner], scale, str(runs), *(f"{value:.3f}" for value in values), f"{pair.less:.0f}")
+            (
+                NETWORKS[pair.partner],
+                scale,
+                str(runs),
+                *(f"{value:.3f}" for value in values),
+                f"{pair.saved_percent:.0f}",
+            )
         )
     header = (
         "on the DLA", "its demand x", "GoogLeNets", "slow-down", "best schedule's", "both end ms", "best schedule's ms",

@@ -236,7 +236,7 @@ class LeastMakespan:
         return self.baselines[self.rival(names)] / self.best_s
 
 
-def answer(problem: Problem, max_switches: int | None = None) -> LeastMakespan:
+def find_best(problem: Problem, max_switches: int | None = None) -> LeastMakespan:
     """Solve a problem within TIME_LIMIT_S; *max_switches*: how often a network may change its unit."""
     began_s = process_time()
     solution = solve(problem, Options(limits=TaskLimits(max_switches=max_switches), time_limit_s=TIME_LIMIT_S))
@@ -245,9 +245,9 @@ def answer(problem: Problem, max_switches: int | None = None) -> LeastMakespan:
     return LeastMakespan(solution.outcome, solution.certificate, makespans, cpu_s)
 
 
-def searched(case: SocCase) -> LeastMakespan:
+def search_case(case: SocCase) -> LeastMakespan:
     """Solve a case; a module function, so that worker processes can run it."""
-    return answer(case.problem, case.max_switches)
+    return find_best(case.problem, case.max_switches)
 
 
 class Laboratory:
@@ -263,7 +263,7 @@ class Laboratory:
         """Search the cases that are not known yet; return the best schedule of each case."""
         wanted = list(dict.fromkeys(cases))
         new = [case for case in wanted if case not in self._optima]
-        self._optima.update(zip(new, self._bench.run_all(searched, new, tick), strict=True))
+        self._optima.update(zip(new, self._bench.run_all(search_case, new, tick), strict=True))
         return {case: self._optima[case] for case in wanted}
 
 
@@ -343,6 +343,7 @@ def experiments(paper: Paper) -> list[Experiment]:
         ORIN, (CaseNetwork("resnet101"), CaseNetwork("googlenet", after="resnet101"), CaseNetwork("inception-v4"))
     )
     sums = "the sum of Table 5"
+    # Number, scenario, case, reading, remark and note; see the fields of Experiment.
     return [
         Experiment(
             1, 2, models(XAVIER, "vgg19", "resnet152"), PARALLEL,

@@ -60,7 +60,7 @@ def knobs(fitted: float) -> list[Knob]:
         Knob(
             "scale of the demands", lambda base, value: base._replace(demand=value), "demands times",
             tuple(sorted({0.5, 1.0, 1.5, 2.0, fitted, 3.0})), 1.0,
-            "derived GoogLeNet asks for 24 GB/s in the mean, the measured one for 81",
+            "derived GoogLeNet demands 24 GB/s in the mean, the measured one for 81",
         ),
         Knob(
             "split of the DLA's cbp and tbwdc", lambda base, value: base._replace(split=value), "cbp of the DLA times",
@@ -90,12 +90,13 @@ class KnobStudy:
 
     def gains(self, place: int) -> list[float]:
         """Gains in percent over the best of the paper's baselines, for row *place*: one for each value of the knob."""
-        return [round(100 * (answers[place].gain(THEIRS) - 1), 6) + 0.0 for answers in self.experiments]
+        # + 0.0 turns -0.0 into 0.0.
+        return [round(100 * (optima[place].gain(THEIRS) - 1), 6) + 0.0 for optima in self.experiments]
 
     @property
     def improved(self) -> list[int]:
         """The number of improved experiments of Table 6: one for each value of the knob."""
-        return [sum(answer.gain(THEIRS) >= IMPROVED for answer in answers) for answers in self.experiments]
+        return [sum(optimum.gain(THEIRS) >= IMPROVED for optimum in optima) for optima in self.experiments]
 
 
 def study(
@@ -160,7 +161,7 @@ def _table(studies: Sequence[KnobStudy]) -> Table:
             body.append(
                 (
                     study.knob.name, f"{value:g}", f"{study.base.demand:g}", *gains, str(cells.improved),
-                    f"{cells.middle:.3f}", f"{min(answer.gain() for answer in cells.pairs):.3f}",
+                    f"{cells.median_gain:.3f}", f"{min(optimum.gain() for optimum in cells.pairs):.3f}",
                 )
             )  # fmt: skip
     numbers = [f"exp. {row.number} %" for row in studies[0].rows]

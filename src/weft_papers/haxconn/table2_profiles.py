@@ -148,6 +148,7 @@ def _ratio_rows(paper: Paper) -> list[Row]:
     """Rows with the smallest and largest DLA time over GPU time among the groups of three networks."""
     rows = []
     for model, origin in (("googlenet", "measured"), ("vgg19", "derived"), ("resnet152", "derived")):
+        # The conditional gives the string its type, Origin.
         shipped = profile(model, XAVIER, "measured" if origin == "measured" else "derived")
         ratios = [group.costs["dla"].time_s / group.costs["gpu"].time_s for group in shipped.groups]
         for end, ours in (("low", min(ratios)), ("high", max(ratios))):

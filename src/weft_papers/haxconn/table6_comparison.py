@@ -201,7 +201,7 @@ def _measured_row(lab: Laboratory) -> Row:
         "takes more contention than its constants and these demands give"
     )
     ours = 100 * (1 - optimum.best_s / alone_s)
-    return Row(FIGURE, "GoogLeNet + ResNet101, measured profiles, under GPU only", None, ours, "%", why)
+    return Row(FIGURE, "GoogLeNet + ResNet101, measured profiles, shorter than GPU only", None, ours, "%", why)
 
 
 def _chain_row(comparison: ExperimentComparison) -> Row:

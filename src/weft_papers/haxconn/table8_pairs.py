@@ -65,7 +65,7 @@ class Grid:
         return sum(optimum.gain(THEIRS) >= IMPROVED for optimum in self.pairs)
 
     @property
-    def middle(self) -> float:
+    def median_gain(self) -> float:
         """The median speed-up of the pairs over the best of the paper's baselines."""
         return float(median(optimum.gain(THEIRS) for optimum in self.pairs))
 
@@ -143,7 +143,7 @@ def _count_rows(paper: Paper, shipped: Grid, scaled: Grid) -> list[Row]:
         ours, fitted = (sum(grid.cells[cell].gain(THEIRS) >= IMPROVED for cell in vgg) for grid in (shipped, scaled))
         printed = sum(_printed_value(paper, *cell) > 1 for cell in vgg)
         scale = _scale_text(scaled)
-        why = f"of {len(vgg)}; with {scale} {fitted}; the paper blames contention, our VGG-19 asks for little"
+        why = f"of {len(vgg)}; with {scale} {fitted}; the paper blames contention, our VGG-19 demands little bandwidth"
         rows.append(Row(FIGURE, "pairs with VGG-19 improved", printed, ours, "", why))
     return rows
 

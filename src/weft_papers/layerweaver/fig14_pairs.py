@@ -20,10 +20,10 @@ from weft_papers.layerweaver.lab import (
     bound,
     demand,
     geomean,
+    joined_names,
     mean,
-    measured,
-    named,
-    swept,
+    report_of_run,
+    sweep_thresholds,
 )
 
 PLAIN = ("fifo", "round-robin")
@@ -46,7 +46,7 @@ class PairPanel:
 
     @property
     def names(self) -> list[str]:
-        return [named(pair) for pair in self.pairs]
+        return [joined_names(pair) for pair in self.pairs]
 
 
 def panel(letter: str, scene: Scene, queries: int, pairs: tuple[Models, ...] = PAIRS) -> PairPanel:
@@ -54,7 +54,7 @@ def panel(letter: str, scene: Scene, queries: int, pairs: tuple[Models, ...] = P
     thresholds = aimt_options(scene, pairs)
     reports = {
         policy: tuple(
-            measured(
+            report_of_run(
                 scene,
                 pair,
                 policy,
@@ -104,7 +104,7 @@ def _throughput_rows(paper: Paper, half: PairPanel) -> list[Row]:
     )
     weak = f"{mean_ / (1 + paper[f'over_aimt_{letter}'].value / 100):.3f}"
     aimt_why = (
-        f"our AI-MT is stronger, not our Layerweaver weaker: the paper's comes to {weak}, the dashed line of the sweep "
+        f"our AI-MT is stronger, not our Layerweaver weaker: the paper's has {weak}, the dashed line of the sweep "
         "picture (at 16 tokens a compute threshold of 2 to 5 % of the buffer); the paper prints neither grid nor "
         "choice, and drawing lots where ours takes the longest-waiting layer changes it by less than 1 %"
     )
@@ -166,7 +166,7 @@ def _throughput_table(half: PairPanel) -> Table:
     """Table of a half of Fig. 14: STP of every policy, the bound, and fractions of the bound, by pair."""
     body = [
         (
-            named(pair),
+            joined_names(pair),
             *(f"{half.reports[policy][index].stp:.3f}" for policy in SHOWN),
             f"{bound(half.scene, pair):.3f}",
             f"{half.reports['layerweaver'][index].fraction_of_bound:.3f}",
@@ -186,7 +186,7 @@ def sweep_picture(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exh
     """Draw AI-MT's throughput over both thresholds, with the tuned point and the level of the paper's AI-MT."""
     shown = []
     for half in panels:
-        sweep = swept(half.scene, half.pairs)
+        sweep = sweep_thresholds(half.scene, half.pairs)
         compute = sorted({point.compute_threshold for point in sweep.points})
         memory = sorted({point.memory_threshold for point in sweep.points}, reverse=True)
         # rows of the picture: memory thresholds, descending; columns: compute thresholds, ascending
@@ -222,8 +222,8 @@ def figure_15(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
         bars = Bars([*half.names, "mean"], series, dict(zip(series, (pictures.PE, pictures.DRAM), strict=True)))
         alone_marks = [
             Curve(
-                bars.places(name), [*_fair(half, resource), mean(_fair(half, resource))], "one model at a time", INK,
-                "D", "", hollow=True,
+                bars.places(name), [*_percents_in_turns(half, resource), mean(_percents_in_turns(half, resource))],
+                "one model at a time", INK, "D", "", hollow=True,
             )
             for resource, name in enumerate(series)
         ]  # fmt: skip
@@ -240,7 +240,7 @@ def figure_15(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
     return Exhibit(rows, tuple(_utilisation_table(half) for half in panels), (picture,))
 
 
-def _fair(half: PairPanel, resource: int) -> list[float]:
+def _percents_in_turns(half: PairPanel, resource: int) -> list[float]:
     """Percent of active cycles of each pair if its models take turns, each for half of the time.
 
     resource: 0 is the PE array, 1 the DRAM channel.
@@ -262,12 +262,12 @@ def _utilisation_rows(paper: Paper, half: PairPanel) -> list[Row]:
     }
     whys = {
         "pe": "both keep the array busy nearly always; what is missing is start-up and layers that come too late",
-        "dram": "our array packs grouped and first convolutions well, so hardly a layer computes longer than the "
+        "dram": "our array packs grouped and first convolutions well, so few layers compute for longer than the "
         "buffer takes to fill; MAESTRO's mapping makes them long, and with it our DRAM share falls too (cost models)",
     }
     for resource, (key, value) in enumerate(ours.items()):
         printed, gain = paper[f"{key}_{half.letter}"].value, paper[f"{key}_gain_{half.letter}"].value
-        alone = mean(_fair(half, resource))
+        alone = mean(_percents_in_turns(half, resource))
         rows += [
             Row(
                 f"Fig. 15{half.letter}", f"{key.upper()} utilisation of layerweaver, mean", printed, value, "%",
@@ -303,7 +303,9 @@ def _swap_remark(paper: Paper, letter: str) -> str:
 def _utilisation_table(half: PairPanel) -> Table:
     """Table of a half of Fig. 15: active cycles alone and under three policies, by pair."""
     body = []
-    for index, (name, pe, dram) in enumerate(zip(half.names, _fair(half, 0), _fair(half, 1), strict=True)):
+    for index, (name, pe, dram) in enumerate(
+        zip(half.names, _percents_in_turns(half, 0), _percents_in_turns(half, 1), strict=True)
+    ):
         cells = [f"{pe:.1f}", f"{dram:.1f}"]
         for policy in ("aimt", "layerweaver", "weft"):
             report = half.reports[policy][index]

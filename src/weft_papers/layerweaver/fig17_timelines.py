@@ -13,7 +13,7 @@ from weft.reports.pictures import GROUND
 from weft.reports.trace import Floats, Trace
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row
-from weft_papers.layerweaver.lab import Models, Options, Scene, aimt_options, demand, named, played
+from weft_papers.layerweaver.lab import Models, Options, Scene, aimt_options, demand, joined_names, simulate_models
 
 CNN, OTHER = "#0072b2", "#e69f00"
 STEPS = 400
@@ -75,6 +75,7 @@ def idlest(trace: Trace, length_s: float, settle_s: float) -> tuple[float, float
 
 def figure_17(out: Path, scene: Scene, queries: int) -> Exhibit:
     """Draw Fig. 17: MobileNetV2 and BERT-base, each alone, and woven."""
+    # Two queries of BERT-base and a little more, after the first two, in which the pipeline fills.
     window_s = 2.2 * _alone_s(scene, "BB")
     begin_s = 2 * _alone_s(scene, "BB")
     strips = []
@@ -84,7 +85,7 @@ def figure_17(out: Path, scene: Scene, queries: int) -> Exhibit:
         (("MN", "BB"), "layerweaver", "MN + BB woven"),
     ):
         rounds = 24 if len(models) == 1 else queries
-        trace = played(scene, models, policy, rounds).trace
+        trace = simulate_models(scene, models, policy, rounds).trace
         strips.append(Strip(label, trace, begin_s, begin_s + window_s))
     title = f"Fig. 17: MN and BB on {scene}, alone and woven by layerweaver"
     picture = _draw(out, "fig17-timeline", title, [strips], ["BB"])
@@ -103,17 +104,19 @@ def figure_18(out: Path, scene: Scene, queries: int) -> Exhibit:
     """Draw Fig. 18: AI-MT and Layerweaver, each in the window where its PE array idles most."""
     columns, rows = [], []
     for letter, pair in (("a", ("MN", "XL")), ("b", ("RN", "BL"))):
+        # Three queries of the short model, or three tenths of a query of the long one.
         window_s = 3 * max(_alone_s(scene, pair[0]), 0.1 * _alone_s(scene, pair[1]))
         strips = [
-            _worst(scene, pair, "aimt", queries, window_s, aimt_options(scene), "aimt, swept"),
-            _worst(scene, pair, "aimt", queries, window_s, (), "aimt, defaults"),
-            _worst(scene, pair, "layerweaver", queries, window_s, (), "layerweaver"),
+            _idlest_strip(scene, pair, "aimt", queries, window_s, aimt_options(scene), "aimt, swept"),
+            _idlest_strip(scene, pair, "aimt", queries, window_s, (), "aimt, defaults"),
+            _idlest_strip(scene, pair, "layerweaver", queries, window_s, (), "layerweaver"),
         ]
         columns.append(strips)
         rows += [
             Row(
-                f"Fig. 18{letter}", f"PE busy in the idlest {1e3 * window_s:.2f} ms of {named(pair)}, {strip.label}",
-                None, 100 * strip.busy[0], "%",
+                f"Fig. 18{letter}",
+                f"PE busy in the idlest {1e3 * window_s:.2f} ms of {joined_names(pair)}, {strip.label}", None,
+                100 * strip.busy[0], "%",
                 f"DRAM {100 * strip.busy[1]:.1f} %; drawn, not printed; each schedule at its own worst stretch, so "
                 "that the window favours neither",
             )
@@ -124,11 +127,11 @@ def figure_18(out: Path, scene: Scene, queries: int) -> Exhibit:
     return Exhibit(tuple(rows), pictures=(picture,))
 
 
-def _worst(
+def _idlest_strip(
     scene: Scene, pair: Models, policy: str, queries: int, length_s: float, options: Options, label: str
 ) -> Strip:
     """Run a pair under a policy and show the window in which the PE array idles most."""
-    trace = played(scene, pair, policy, queries, options).trace
+    trace = simulate_models(scene, pair, policy, queries, options).trace
     return Strip(label, trace, *idlest(trace, length_s, 2 * _alone_s(scene, pair[1])))
 
 

@@ -20,9 +20,9 @@ from weft_papers.layerweaver.lab import (
     bound,
     device,
     geomean,
-    measured,
-    named,
+    joined_names,
     one_sided,
+    report_of_run,
     throughputs,
 )
 
@@ -77,15 +77,18 @@ def _batch_rows(figure: str, base: Scene, series: dict[str, list[float]], fires:
 
     series: policy -> throughput by batch. fires: pairs that trip the failsafe, by batch. pairs: number of pairs.
     """
-    way = "larger batches make all models compute-bound" if base.batch == 1 else "smaller batches make all memory-bound"
+    trend = (
+        "larger batches make all models compute-bound" if base.batch == 1 else "smaller batches make all memory-bound"
+    )
     behind_text = (
         "; with NCF, layers now compute longer than the buffer takes to fill, so the bound is out of reach, and weft, "
-        "which steers by the bound's mix and prices, falls behind the greedy"
+        "which steers by the bound's mix and prices, falls behind layerweaver"
     )
+    # Differences of up to 0.005 are not explained.
     return [
         Row(
             figure, f"STP of layerweaver, geomean, {base.npu.name}, batch {batch}", None, series["layerweaver"][i], "x",
-            f"drawn, not printed; the trend agrees: {way}, and the failsafe disables {fires[i]} of {pairs} pairs; "
+            f"drawn, not printed; the trend agrees: {trend}, and the failsafe disables {fires[i]} of {pairs} pairs; "
             f"aimt {series['aimt'][i]:.3f}, weft {series['weft'][i]:.3f}"
             + (behind_text if series["weft"][i] < series["layerweaver"][i] - 0.005 else ""),
         )
@@ -104,7 +107,7 @@ def figure_20(
         scene = Scene(device(name), batch, seq_len, cost)
         results = _four(scene, queries, fours)
         series = {policy: [*values, geomean(values)] for policy, values in results.items()}
-        bars = Bars([*(named(models) for models in fours), "geomean"], series, colours)
+        bars = Bars([*(joined_names(models) for models in fours), "geomean"], series, colours)
         bounds = Strokes(bars.places()[:-1], [bound(scene, models) for models in fours], 0.88, "bound")
         panels.append(Panel([bars, bounds], f"{scene} ({label})", y=Axis(label="STP", low=0.8)))
         rows += _four_rows(paper, f"Fig. 20, {name} batch {batch}", scene, results, queries, fours)
@@ -160,10 +163,10 @@ def _four_rows(
             figure, "four woven over two stitched pairs, geomean", paper["four_over_stitched"].value, over_stitched,
             "%",
             'the paper prints "<1 %"; stitched: the better of the two pairings, half of the time for each pair, free '
-            "to choose its mix; a gain well above that comes from starving a model the greedy finds unprofitable",
+            "to choose its mix; a gain well above that comes from starving a model that layerweaver finds unprofitable",
         ),
         Row(
-            figure, "combinations in which the greedy starves a model", None,
+            figure, "combinations in which layerweaver starves a model", None,
             sum(share < STARVED for share in greedy_shares), "combinations",
             f"a model gets under {100 * STARVED:g} % of an equal share, failsafe off; the smallest share is "
             f"{100 * min(greedy_shares):.2f} %; the paper does not say whether it happens there",
@@ -185,7 +188,7 @@ def least_shares(
     """
     shares = []
     for models in fours:
-        report = measured(scene, models, policy, queries, options)
+        report = report_of_run(scene, models, policy, queries, options)
         shares.append(
             min(stream.progress * stream.standalone_s * len(models) / report.makespan_s for stream in report.streams)
         )
@@ -196,9 +199,9 @@ def _four_table(scene: Scene, results: dict[str, list[float]], queries: int, fou
     """Table of a scene of Fig. 20: STP by policy, and the queries that each of the four models completed."""
     body = []
     for index, models in enumerate(fours):
-        report = measured(scene, models, "layerweaver", queries, FAILSAFE_OFF)
+        report = report_of_run(scene, models, "layerweaver", queries, FAILSAFE_OFF)
         cells = (f"{values[index]:.3f}" for values in results.values())
         done = " ".join(str(stream.queries) for stream in report.streams)
-        body.append((named(models), *cells, f"{bound(scene, models):.3f}", done, "not printed"))
+        body.append((joined_names(models), *cells, f"{bound(scene, models):.3f}", done, "not printed"))
     header = ("models", *results, "bound", "queries, layerweaver without failsafe", "paper")
     return Table(f"Fig. 20: STP of four models on {scene}", header, tuple(body))

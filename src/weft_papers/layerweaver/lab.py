@@ -101,7 +101,7 @@ def one_sided(scene: Scene, models: Models) -> bool:
     return len({demand(scene, model).compute > demand(scene, model).memory for model in models}) == 1
 
 
-def played(
+def simulate_models(
     scene: Scene,
     models: Models,
     policy: str,
@@ -120,7 +120,7 @@ def played(
 
 
 @lru_cache(maxsize=8192)
-def measured(
+def report_of_run(
     scene: Scene,
     models: Models,
     policy: str,
@@ -129,12 +129,12 @@ def measured(
     mix: tuple[float, ...] | None = None,
     pieces: int | None = None,
 ) -> Report:
-    """The report of ``played``, cached."""
-    return played(scene, models, policy, rounds, options, mix, pieces).report
+    """The report of ``simulate_models``, cached."""
+    return simulate_models(scene, models, policy, rounds, options, mix, pieces).report
 
 
 @lru_cache(maxsize=64)
-def swept(scene: Scene, combinations: tuple[Models, ...] = PAIRS, queries: int = 20) -> Sweep:
+def sweep_thresholds(scene: Scene, combinations: tuple[Models, ...] = PAIRS, queries: int = 20) -> Sweep:
     """Sweep AI-MT's thresholds; its best point has the largest mean throughput over all combinations."""
     return sweep_aimt(
         [[profile(scene, model) for model in models] for models in combinations], scene.npu, queries=queries
@@ -143,7 +143,7 @@ def swept(scene: Scene, combinations: tuple[Models, ...] = PAIRS, queries: int =
 
 def aimt_options(scene: Scene, combinations: tuple[Models, ...] = PAIRS) -> Options:
     """AI-MT's thresholds as tuned on the combinations."""
-    return tuple(swept(scene, combinations).options.items())
+    return tuple(sweep_thresholds(scene, combinations).options.items())
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def throughputs(
     stps = tuple(
         1.0
         if has_failsafe and one_sided(scene, models)
-        else measured(scene, models, policy, rounds, options, None, pieces).stp
+        else report_of_run(scene, models, policy, rounds, options, None, pieces).stp
         for models in combinations
     )
     return Throughputs(stps, tuple(bound(scene, models) for models in combinations))
@@ -201,6 +201,6 @@ def mean(values: Iterable[float]) -> float:
     return math.fsum(numbers) / len(numbers)
 
 
-def named(models: Models) -> str:
+def joined_names(models: Models) -> str:
     """The name of a combination: its models joined by "+"."""
     return "+".join(models)

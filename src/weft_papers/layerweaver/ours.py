@@ -19,8 +19,8 @@ from weft_papers.layerweaver.lab import (
     Options,
     Scene,
     geomean,
-    measured,
     profile,
+    report_of_run,
 )
 
 TOKENS = (16, 32, 48, 64)  # sequence lengths of the language models
@@ -61,7 +61,7 @@ def _fractions(
     scene: Scene, queries: int, mix: tuple[float, ...] | None, pairs: tuple[Models, ...]
 ) -> tuple[float, ...]:
     """Weft's fraction of the bound on every pair; *mix*: queries of each model in a round, None for a free choice."""
-    return tuple(measured(scene, pair, "weft", queries, (), mix).fraction_of_bound for pair in pairs)
+    return tuple(report_of_run(scene, pair, "weft", queries, (), mix).fraction_of_bound for pair in pairs)
 
 
 def _rows(base: Scene, label: str, lowest_mean: float, lowest: float) -> list[Row]:
@@ -116,18 +116,18 @@ def _margin(scene: Scene, pair: Models, queries: int) -> Margin:
     """Run a pair under weft's variants and the best rival, with whole layers and with pieces."""
 
     def fraction(policy: str, options: Options = (), pieces: int | None = None) -> float:
-        return measured(scene, pair, policy, queries, options, None, pieces).fraction_of_bound
+        return report_of_run(scene, pair, policy, queries, options, None, pieces).fraction_of_bound
 
     # A systolic array takes this many cycles to fill and to drain.
     fill_cycles = scene.npu.array_rows + scene.npu.array_columns - 2
-    cut = measured(scene, pair, "weft", queries)
+    cut = report_of_run(scene, pair, "weft", queries)
     return Margin(
         rollouts=fraction("weft", ROLLOUTS_ONLY),
         whole=fraction("weft", (), 1),
         cut=cut.fraction_of_bound,
         rival=max(fraction(policy, options, 1) for policy, options in RIVALS),
         rival_cut=max(fraction(policy, options, cut.pieces) for policy, options in RIVALS),
-        charged=measured(scene.on(piece_cycles=fill_cycles), pair, "weft", queries).fraction_of_bound,
+        charged=report_of_run(scene.on(piece_cycles=fill_cycles), pair, "weft", queries).fraction_of_bound,
         decisions=_issues(scene, pair, cut.pieces) / _issues(scene, pair, 1),
     )
 

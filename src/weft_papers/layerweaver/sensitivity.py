@@ -27,8 +27,8 @@ from weft_papers.layerweaver.lab import (
     demand,
     geomean,
     mean,
-    measured,
     one_sided,
+    report_of_run,
     throughputs,
 )
 
@@ -157,12 +157,12 @@ def _length_rows(side: Side) -> list[Row]:
             f"{side.fires[-1]} pairs trip it, so the paper cannot have used that with weights read once per batch",
         ),
         Row(
-            figure, "most throughput the failsafe gives away at any length", None, lost, "x",
-            "its verdict is right where it fires: the greedy without it does not do better than this",
+            figure, "most throughput lost by the failsafe at any length", None, lost, "x",
+            "without the failsafe layerweaver gains no more than this, so the failsafe is right where it fires",
         ),
         Row(
             figure, "lengths at which swept aimt is ahead of layerweaver", None, len(behind), f"of {len(TOKENS)}",
-            f"at {', '.join(behind) or 'no'} tokens; at 64 the greedy keeps "
+            f"at {', '.join(behind) or 'no'} tokens; at 64 layerweaver keeps "
             f"{woven[at_64] / bounds[at_64]:.3f} of the bound, aimt {aimt[at_64] / bounds[at_64]:.3f}; the paper "
             "varies batches only and says Layerweaver wins in all cases",
         ),
@@ -197,7 +197,7 @@ def weight_loading(
 
 def _loading_row(side: Side) -> Row:
     """Row with Layerweaver's throughput when one weight row enters per cycle."""
-    _, woven, ratio = (curve.y for curve in side.curves)
+    _, woven, ratio = (curve.y for curve in side.curves)  # in the order of weight_loading
     assert side.fires is not None
     bert = "compute-bound" if ratio[0] > 1 else "still memory-bound"
     return Row(
@@ -215,7 +215,7 @@ class Priced(NamedTuple):
     layerweaver: float
     weft: float
     dram: float
-    """Mean DRAM activity of the greedy in percent, the failsafe off so that every pair is woven."""
+    """Mean DRAM activity of layerweaver in percent, the failsafe off so that every pair is woven."""
     fires: int
     """The number of pairs that trip the failsafe."""
 
@@ -242,7 +242,7 @@ def cost_models(
 
 def _price(scene: Scene, queries: int, pairs: tuple[Models, ...]) -> Priced:
     """Run all pairs under the scene's cost model."""
-    woven = [measured(scene, pair, "layerweaver", queries, FAILSAFE_OFF) for pair in pairs]
+    woven = [report_of_run(scene, pair, "layerweaver", queries, FAILSAFE_OFF) for pair in pairs]
     return Priced(
         throughputs(scene, "aimt", queries, aimt_options(scene, pairs), pairs).stp,
         throughputs(scene, "layerweaver", queries, (), pairs).stp,
@@ -289,7 +289,7 @@ def _cost_rows(paper: Paper, letter: str, base: Scene, results: dict[str, Priced
     if maestro.weft < maestro.layerweaver:
         why = (
             f"below layerweaver's {maestro.layerweaver:.3f}: with such blocks the bound is out of reach, and weft, "
-            "which steers by the bound's mix and prices, loses more than the greedy"
+            "which steers by the bound's mix and prices, loses more than layerweaver"
         )
         rows.append(Row(figure, "STP of weft with MAESTRO's formula, geomean", None, maestro.weft, "x", why))
     return rows
@@ -319,6 +319,7 @@ def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tup
 def _buffer_row(side: Side) -> Row:
     """Row with weft's fraction of the bound at 16 MiB."""
     index = BUFFERS_MIB.index(16)
+    # The geomeans of WEAVERS; every second curve is a worst pair.
     weft, whole, woven = (curve.y[index] for curve in side.curves[::2])
     return Row(
         f"Weight buffer, {side.base.npu.name} batch {side.base.batch}",
@@ -353,7 +354,7 @@ def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Exhibit:
 
 def _chunk_row(side: Side) -> Row:
     """Row with Layerweaver's fraction of the bound when a table is read in one piece."""
-    weft, woven = (curve.y[-1] for curve in side.curves)
+    weft, woven = (curve.y[-1] for curve in side.curves)  # in the order of table_chunks
     return Row(
         f"NCF tables, {side.base.npu.name} batch {side.base.batch}",
         "fraction of the bound of layerweaver with tables in one piece, geomean of the NCF pairs", None, woven, "",

@@ -2,6 +2,8 @@
 
 Both are normalised to the baseline. For Fig. V.7 the paper does not say which deadlines that baseline has. Our figure
 uses the default ones, so that it also shows the baseline's own gain from longer deadlines. The table has both.
+
+All scenes have the sequence length and duration of *base*.
 """
 
 from __future__ import annotations
@@ -156,7 +158,7 @@ def _rows(sweep: RatioSweep) -> tuple[Row, ...]:
             "capacity violations rise from none to many within the random difference of two runs' arrivals",
         ),
         Row(
-            FIGURE, "largest load sustained, of what the two resources bear for long", None,
+            FIGURE, "largest load sustained, over the capacity of the two resources", None,
             100 * max(answer.factor for answer in sweep.answers.values()), "%",
             "searches start from the load at which full batches keep the busier resource busy; a backlog violates "
             f"nothing until it is a deadline long, so runs of {seconds:g} s pass a little beyond it",

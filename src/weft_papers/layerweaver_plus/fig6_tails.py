@@ -2,7 +2,7 @@
 
 The paper's rates load our device differently from the paper's. So each pair runs, at the paper's ratio, at two other
 loads: where the baseline's worst stream misses half of its deadlines, and the largest at which layerweaver+ keeps its
-1 %. The table also has the results at the printed rates.
+1 %. The table also has the results at the printed rates. All have the sequence length and duration of *base*.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weft_papers.layerweaver_plus.lab import (
     SustainedLoads,
     capacity,
     search_loads,
-    served,
+    simulate_seeds,
 )
 
 FIGURE = "Fig. V.6"
@@ -107,8 +107,10 @@ class TailPanel:
     letter: str
     scene: StreamPair
     printed: Load
-    broken: Load
-    borne: Load
+    baseline_breaks: Load
+    """The load at which the baseline's worst stream misses half of its deadlines."""
+    plus_sustains: Load
+    """The largest load that layerweaver+ sustains."""
 
 
 def panels(
@@ -122,6 +124,7 @@ def panels(
     wanted: panels in the form of PANELS.
     """
     rates = {letter: [paper[key].value for key in keys] for letter, _, keys in wanted}
+    # A ratio is that of the language to the vision model, the printed rates are in the other order.
     scenes = {
         letter: StreamPair(pair, (rates[letter][1], rates[letter][0]), base.seq_len, base.duration_s)
         for letter, pair, _ in wanted
@@ -133,7 +136,7 @@ def panels(
             scene,
             _load("the printed rates", scene, sum(rates[letter])),
             _load("the baseline misses half", scene, find_breaking_load(scene)),
-            _load("layerweaver+ bears no more", scene, answers[scene, PLUS].rate),
+            _load("layerweaver+ sustains no more", scene, answers[scene, PLUS].rate),
         )
         for letter, scene in scenes.items()
     )
@@ -141,13 +144,13 @@ def panels(
 
 def _load(what: str, scene: StreamPair, rate: float) -> Load:
     """Run a scene at *rate* requests per second under every scheduler; *what* names the load in texts."""
-    runs_of = {scheduler: SchedulerRuns(served(scene, rate, scheduler)) for scheduler in SHOWN}
+    runs_of = {scheduler: SchedulerRuns(simulate_seeds(scene, rate, scheduler)) for scheduler in SHOWN}
     return Load(what, scene, rate, runs_of)
 
 
 def find_breaking_load(scene: StreamPair) -> float:
     """The smallest load, to 1 %, at which the baseline's worst stream misses half of its deadlines."""
-    return _threshold(lambda rate: SchedulerRuns(served(scene, rate, BASELINE)).worst >= HALF, capacity(scene))
+    return _threshold(lambda rate: SchedulerRuns(simulate_seeds(scene, rate, BASELINE)).worst >= HALF, capacity(scene))
 
 
 def _threshold(broken: Callable[[float], bool], start: float) -> float:
@@ -170,8 +173,8 @@ def figure_6(paper: Paper, out: Path, result: Sequence[TailPanel]) -> Exhibit:
     """Draw Fig. V.6 at the loads that break the baseline, and again at the largest that layerweaver+ sustains."""
     rows = tuple(row for panel in result for row in _rows(paper, panel))
     drawn = (
-        _picture(out, [panel.broken for panel in result], "figV6-tails"),
-        _picture(out, [panel.borne for panel in result], "figV6-tails-borne"),
+        _picture(out, [panel.baseline_breaks for panel in result], "figV6-tails"),
+        _picture(out, [panel.plus_sustains for panel in result], "figV6-tails-borne"),
     )
     return Exhibit(rows, tuple(_table(panel) for panel in result), drawn)
 
@@ -217,7 +220,10 @@ def _rows(paper: Paper, panel: TailPanel) -> list[Row]:
     }
     allowed = 100 - paper["plus_meets"].value
     rows = []
-    for load, load_text in ((panel.broken, "baseline at half"), (panel.borne, "layerweaver+ at its most")):
+    for load, load_text in (
+        (panel.baseline_breaks, "baseline at half"),
+        (panel.plus_sustains, "layerweaver+ at its most"),
+    ):
         for scheduler in SHOWN:
             for stream, model in enumerate(panel.scene.pair):
                 printed_late = printed.get((scheduler, stream)) if panel.letter == "a" else None
@@ -231,37 +237,38 @@ def _rows(paper: Paper, panel: TailPanel) -> list[Row]:
 
 def _why(panel: TailPanel, load: Load, scheduler: Scheduler, printed: bool) -> str:
     """Explain a percentage of late requests: the load, and what the paper says; *printed*: the paper has a number."""
-    load_text = f"at {load.rate:.0f} requests/s, {100 * load.share:.0f} % of what the two resources bear"
+    load_text = f"at {load.rate:.0f} requests/s, {100 * load.share:.0f} % of what the two resources sustain"
     if scheduler is PLUS:
-        verdict = "and so it is" if load.runs_of[PLUS].worst <= LIMIT else "but this load is more than it bears"
+        verdict = "and so it is" if load.runs_of[PLUS].worst <= LIMIT else "but this load is more than it sustains"
         return f'the text says "99%+ requests within the specified deadlines", at most 1 % late, {verdict} {load_text}'
     if scheduler is OURS:
         return f"not in the paper: our policy, {load_text}"
     if not printed:
         return f"drawn, not printed; {load_text}"
-    other = panel.borne if load is panel.broken else panel.broken
+    other = panel.plus_sustains if load is panel.baseline_breaks else panel.baseline_breaks
     return (
-        f"{load_text}; the paper's rates are another share of what its device bears: "
+        f"{load_text}; the paper's rates are another share of what its device sustains: "
         f"at {other.rate:.0f} requests/s ours misses {other.misses(scheduler)}"
     )
 
 
 def _load_rows(panel: TailPanel) -> list[Row]:
-    """The load that breaks the baseline and the largest that layerweaver+ bears, each beside the printed load."""
+    """The load that breaks the baseline and the largest that layerweaver+ sustains, each beside the printed load."""
     figure, (vision, language) = f"{FIGURE}{panel.letter}", panel.scene.pair
     language_rate, vision_rate = panel.scene.ratio
     ratio, printed = f"{vision}:{language} = {vision_rate:g}:{language_rate:g}", panel.printed
     return [
         Row(
-            figure, f"load at which the baseline misses half, {ratio}", printed.rate, panel.broken.rate, "requests/s",
-            f"the printed rates are {100 * printed.share:.0f} % of what our device's two resources bear with full "
+            figure, f"load at which the baseline misses half, {ratio}", printed.rate, panel.baseline_breaks.rate,
+            "requests/s",
+            f"the printed rates are {100 * printed.share:.0f} % of what our device's two resources sustain with full "
             f"batches; at them the baseline misses {printed.misses(BASELINE)}, layerweaver+ {printed.misses(PLUS)}",
         ),
         Row(
-            figure, f"most that layerweaver+ bears, {ratio}", printed.rate, panel.borne.rate, "requests/s",
-            f"{panel.borne.rate / panel.broken.rate:.2f} of the load at which the baseline misses half; there the "
-            f"baseline misses {panel.borne.misses(BASELINE)}, layerweaver {panel.borne.misses(WOVEN)}, weft+ "
-            f"{panel.borne.misses(OURS)}",
+            figure, f"most that layerweaver+ sustains, {ratio}", printed.rate, panel.plus_sustains.rate, "requests/s",
+            f"{panel.plus_sustains.rate / panel.baseline_breaks.rate:.2f} of the load at which the baseline misses "
+            f"half; there the baseline misses {panel.plus_sustains.misses(BASELINE)}, layerweaver "
+            f"{panel.plus_sustains.misses(WOVEN)}, weft+ {panel.plus_sustains.misses(OURS)}",
         ),
     ]  # fmt: skip
 
@@ -269,7 +276,7 @@ def _load_rows(panel: TailPanel) -> list[Row]:
 def _table(panel: TailPanel) -> Table:
     """Table of a pair: every load under every scheduler, model by model."""
     body = []
-    for load in (panel.printed, panel.broken, panel.borne):
+    for load in (panel.printed, panel.baseline_breaks, panel.plus_sustains):
         for scheduler in SHOWN:
             for stream, model in enumerate(panel.scene.pair):
                 runs = load.runs_of[scheduler]

@@ -114,6 +114,7 @@ def capacity(scene: StreamPair) -> float:
     """
     priced = case(StreamPair(scene.pair, seq_len=scene.seq_len, max_batch=scene.max_batch), 1.0)
     fractions = [part / sum(scene.ratio) for part in reversed(scene.ratio)]
+    # A stream's programs are those of its batch sizes, from 1 on, and begin at index *term.programs*.
     full_batches = [priced.setting.programs[term.programs + term.max_batch - 1] for term in priced.terms]
     compute = sum(fraction * program.total_compute for fraction, program in zip(fractions, full_batches, strict=True))
     memory = sum(fraction * program.total_fetch for fraction, program in zip(fractions, full_batches, strict=True))
@@ -152,7 +153,7 @@ def search_loads(
     return dict(zip(searches, loads, strict=True))
 
 
-def served(scene: StreamPair, rate: float, scheduler: Scheduler) -> tuple[RequestRun, ...]:
+def simulate_seeds(scene: StreamPair, rate: float, scheduler: Scheduler) -> tuple[RequestRun, ...]:
     """Simulate a scene at a given load, once for each seed that a search uses."""
     return tuple(
         simulate_requests(

@@ -1,6 +1,7 @@
 """What the chapter does not print and we had to assume, each assumption varied on its own.
 
-Varied are the batcher's timeout and size limit, the sequence length, and the option "stretch" of our own policy.
+Varied are the batcher's timeout and size limit, the sequence length, and the option "stretch" of our own policy. All
+else is as in *base*.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def stretch(
     ]
     x = Axis(names=[scene.name for scene in scenes], low=-0.5, high=len(scenes) - 0.5)
     panel = Panel([*points, ReferenceLine(1)], x=x, y=Axis(label="STP of weft+ over layerweaver+"))
-    title = "weft+: how long a woven rest is taken to last (%)"
+    title = "weft+: the assumed duration of a woven query's remaining work (% of that alone)"
     picture = pictures.picture(out, "sensitivity-stretch", title, [panel], size=(9, 4.4))
     rows = tuple(
         Row(

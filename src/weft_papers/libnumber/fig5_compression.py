@@ -28,11 +28,11 @@ from weft_papers.libnumber.lab import (
     STRIPES,
     TITLES,
     by_mean_size,
+    formats_text,
     parse_printed,
     percent,
     plain_sizes,
     printed_configurations,
-    shown,
     sizes,
 )
 from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord
@@ -86,7 +86,7 @@ def _rows(paper: Paper, record: SearchRecord, margin: float) -> list[Row]:
     if margin == MARGINS[0] and (relaxed := over_nets(record, RELAXED, margin, weight_reduction)):
         printed, value = paper["relaxed_parameters"].value, by_mean_size(relaxed)
         reductions = ", ".join(f"{value:.2f}" for value in relaxed)
-        why = f"the best of its ways: {reductions}; the chapter's is over eleven networks"
+        why = f"its best variant: {reductions}; the chapter's is over eleven networks"
         quantity = f"parameters smaller by {LABELS[RELAXED]} at {percent(margin)}, by the mean size"
         rows.append(Row(FIGURE, quantity, printed, value, "x", beside(value, printed, why)))
     return rows
@@ -141,7 +141,7 @@ def _against(paper: Paper, record: SearchRecord, margin: float, method: str, *, 
     printed = paper[key].value if key and margin == MARGINS[0] else None
     value = mean(below.values())
     why = f"{values_text}{failed}"
-    variant = " as published, repaired where it fails" if plain else ", the best of its ways"
+    variant = " as published, repaired where it fails" if plain else ", its best variant"
     name = LABELS[method] + (variant if method != STRIPES else "")
     quantity = f"storage below that of {name} at {percent(margin)}, mean"
     return [Row(FIGURE, quantity, printed, value, "%", beside(value, printed, why) if printed else why)]
@@ -169,7 +169,7 @@ def _cells(net: NetRecord, run: ScoredRun) -> tuple[str, ...]:
     method = run.method.removesuffix(REPAIRED)
     parts = [LABELS[method], "repaired" if run.method != method else "", str(run.option or "")]
     return (
-        TITLES[net.name], ", ".join(word for word in parts if word), shown(net.network, run.configuration),
+        TITLES[net.name], ", ".join(word for word in parts if word), formats_text(net.network, run.configuration),
         f"{weight_reduction(net, run):.2f}", f"{storage_reduction(net, run):.2f}", f"{100 * run.validation:.2f}",
         f"{100 * run.test:.2f}", "yes" if run.feasible else "no", str(run.iterations),
     )  # fmt: skip
@@ -236,13 +236,13 @@ def _rows_4(net: NetRecord) -> list[Row]:
         if ours is None or run is None:
             continue
         text = printed_configurations()[TITLES[net.name]][framework]
-        best = ", the best of its ways," if method == RISTRETTO else ""
+        best = ", its best variant," if method == RISTRETTO else ""
         rows.append(
             Row(
                 TABLE_4, f"bits of a weight, {TITLES[net.name]}, {LABELS[method]}, {percent(margin)}",
                 printed_bits(net, framework), ours, " bits",
-                f"ours{best} {shown(net.network, run.configuration)}, the chapter {text}; other weights, trained here, "
-                "and a threshold on images that are not reported on",
+                f"ours{best} {formats_text(net.network, run.configuration)}, the chapter {text}; other weights, "
+                "trained here, and a threshold on images that are not reported on",
             )
         )  # fmt: skip
     return rows
@@ -255,7 +255,7 @@ def _table_4(nets: list[NetRecord]) -> Table:
         for method, framework in THEIRS.items():
             printed = printed_configurations()[TITLES[net.name]][framework]
             runs = [net.passing(method, margin) for margin in MARGINS]
-            texts = [shown(net.network, run.configuration) if run else "fails" for run in runs]
+            texts = [formats_text(net.network, run.configuration) if run else "fails" for run in runs]
             body.append((TITLES[net.name], LABELS[method], printed, *texts))
     header = ("network", "method", "printed", *(f"ours at {percent(margin)}" for margin in MARGINS))
     return Table(f"{TABLE_4}: In FIXED, En EXP, Tn two's complement, n bits: inputs / weights", header, tuple(body))

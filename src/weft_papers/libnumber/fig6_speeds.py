@@ -28,7 +28,18 @@ from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import device, geomean
 from weft_papers.libnumber.jobs import MACS, SERIAL_MARGIN
-from weft_papers.libnumber.lab import COLOURS, LABELS, MARGINS, OURS, RISTRETTO, SERIAL, STRIPES, TITLES, percent, shown
+from weft_papers.libnumber.lab import (
+    COLOURS,
+    LABELS,
+    MARGINS,
+    OURS,
+    RISTRETTO,
+    SERIAL,
+    STRIPES,
+    TITLES,
+    formats_text,
+    percent,
+)
 from weft_papers.libnumber.recorded import NetRecord, SearchRecord
 from weft_tune.hardware import LayerWork, Speedup, bit_serial, bit_serial_ideal, tuned_model, word_packing, work_of
 from weft_tune.numbers.configuration import Configuration
@@ -36,6 +47,8 @@ from weft_tune.numbers.configuration import Configuration
 FIGURE = "Fig. III.6"
 FPGA_METHODS = (OURS, RISTRETTO, STRIPES)
 SERIAL_METHODS = (SERIAL, RISTRETTO, STRIPES)
+SERIAL_FOR_MACS = f"{SERIAL} {MACS}"
+"""The method SERIAL with the option MACS, as if it were a method of its own."""
 SpeedModel = Callable[[Sequence[LayerWork], Configuration], Speedup]
 """Predicts the speed-up of a network on some hardware from the work of its layers and their formats."""
 
@@ -51,7 +64,7 @@ def figure_6(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     rows = [*_fpga_rows(paper, record), *_serial_rows(paper, record)]
     tables = [_table(record, FPGA_METHODS, MARGINS[0], {"word packing": word_packing})]
     serial = {"bit-serial, ideal": bit_serial_ideal, "bit-serial, structural": bit_serial}
-    tables.append(_table(record, (SERIAL, f"{SERIAL} {MACS}", RISTRETTO, STRIPES), SERIAL_MARGIN, serial))
+    tables.append(_table(record, (SERIAL, SERIAL_FOR_MACS, RISTRETTO, STRIPES), SERIAL_MARGIN, serial))
     filled = [table for table in tables if table.rows]
     return Exhibit(tuple(rows), tuple(filled), (_picture(paper, out, record),) if rows else ())
 
@@ -68,7 +81,7 @@ def speedups(record: SearchRecord, method: str, margin: float, model: SpeedModel
 
 def _configuration(net: NetRecord, method: str, margin: float) -> Configuration | None:
     """The configuration that a method found for a network, or None if it misses the margin."""
-    kind, option = (SERIAL, MACS) if method == f"{SERIAL} {MACS}" else (method, None)
+    kind, option = (SERIAL, MACS) if method == SERIAL_FOR_MACS else (method, None)
     run = net.find(kind, margin, option) if kind == SERIAL else net.passing(kind, margin)
     return run.configuration if run else None
 
@@ -111,7 +124,7 @@ def _serial_rows(paper: Paper, record: SearchRecord) -> list[Row]:
         Row(f"{FIGURE}(b)", "the same with the waste of a real array", None, geomean(real[SERIAL]), "x",
             "fully connected layers gain nothing there: their weights arrive no faster"),
     ]  # fmt: skip
-    if faster := speedups(record, f"{SERIAL} {MACS}", SERIAL_MARGIN, bit_serial_ideal):
+    if faster := speedups(record, SERIAL_FOR_MACS, SERIAL_MARGIN, bit_serial_ideal):
         rows.append(
             Row(f"{FIGURE}(b)", "ideal, tuned for products instead of storage, geomean", None, geomean(faster.values()),
                 "x", "the objective is the user's to choose: sum(l.macs * l.input_bits for l in layers)")
@@ -182,7 +195,7 @@ class Woven:
     """Seconds that a query of each model takes alone, in its present formats."""
     stp: float
     """System throughput, relative to the models alone in their present formats."""
-    worth: float
+    stp_over_untuned: float
     """System throughput, relative to the models alone before tuning."""
 
 
@@ -213,8 +226,8 @@ def _weave(name: str, models: tuple[Model, Model], npu: Npu, queries: int, befor
     rates = tuple(stream.progress / report.makespan_s for stream in report.streams)
     alone = tuple(stream.standalone_s for stream in report.streams)
     reference = before.alone_s if before else alone
-    worth = sum(rate * seconds for rate, seconds in zip(rates, reference, strict=True))
-    return Woven(name, profiles[1].weight_bytes, rates, alone, report.stp, worth)
+    stp_over_untuned = sum(rate * seconds for rate, seconds in zip(rates, reference, strict=True))
+    return Woven(name, profiles[1].weight_bytes, rates, alone, report.stp, stp_over_untuned)
 
 
 def _weave_tuned(record: SearchRecord, npu: Npu, queries: int) -> list[Woven]:
@@ -226,7 +239,7 @@ def _weave_tuned(record: SearchRecord, npu: Npu, queries: int) -> list[Woven]:
         run = net.find(OURS, margin) if net else None
         if net and run:
             smaller = tuned_model(models[1], net.network, run.configuration)
-            name = f"{TITLES[FETCHING]} tuned at {percent(margin)}: {shown(net.network, run.configuration)}"
+            name = f"{TITLES[FETCHING]} tuned at {percent(margin)}: {formats_text(net.network, run.configuration)}"
             pairs.append(_weave(name, (models[0], smaller), npu, queries, pairs[0]))
     return pairs
 
@@ -246,10 +259,10 @@ def _row(before: Woven, after: Woven) -> Row:
     """Row with the system throughput of a pair over that before tuning."""
     return Row(
         WEAVING, f"system throughput over that before tuning, {after.name.partition(':')[0]}", None,
-        after.worth / before.worth, "x",
-        f"from {before.worth:.3f} to {after.worth:.3f} models' worth on {NPU}, one query of each in turn; it fetches "
-        f"{before.weight_bytes / after.weight_bytes:.2f} times less, alone it is "
-        f"{before.alone_s[1] / after.alone_s[1]:.2f} times faster",
+        after.stp_over_untuned / before.stp_over_untuned, "x",
+        f"from {before.stp_over_untuned:.3f} to {after.stp_over_untuned:.3f} times the models alone on {NPU}, one "
+        f"query of each in turn; the tuned model fetches {before.weight_bytes / after.weight_bytes:.2f} times less, "
+        f"alone it is {before.alone_s[1] / after.alone_s[1]:.2f} times faster",
     )  # fmt: skip
 
 
@@ -258,11 +271,12 @@ def _weaving_table(title: str, pairs: list[Woven]) -> Table:
     body = tuple(
         (
             woven.name, f"{woven.weight_bytes / 1e6:.3f}", *(f"{1e6 * alone:.1f}" for alone in woven.alone_s),
-            f"{woven.stp:.3f}", f"{woven.worth:.3f}", f"{woven.worth / pairs[0].worth:.2f}",
+            f"{woven.stp:.3f}", f"{woven.stp_over_untuned:.3f}",
+            f"{woven.stp_over_untuned / pairs[0].stp_over_untuned:.2f}",
         )
         for woven in pairs
     )  # fmt: skip
-    header = ("formats", "weights MB", "first alone us", "second alone us", "STP", "STP of before", "gain x")
+    header = ("formats", "weights MB", "first alone us", "second alone us", "STP", "STP over untuned", "gain x")
     return Table(f"{WEAVING}: {title}", header, body)
 
 
@@ -271,8 +285,8 @@ def _weaving_picture(out: Path, tuned: list[Woven], narrowed: list[Woven]) -> Fi
     panels = []
     for pairs, heading in ((tuned, f"{TITLES[COMPUTING]} + {TITLES[FETCHING]}"), (narrowed, "ResNet-50 + BERT-large")):
         names = [woven.name.partition(":")[0].removeprefix("BERT-large in ") for woven in pairs]
-        bars = Bars(names, {"worth": [woven.worth for woven in pairs]}, {"worth": COLOURS[OURS]})
-        y = Axis(label="models' worth of throughput")
+        bars = Bars(names, {"throughput": [woven.stp_over_untuned for woven in pairs]}, {"throughput": COLOURS[OURS]})
+        y = Axis(label="throughput over the models alone before tuning")
         panels.append(Panel([bars, ReferenceLine(1, dash="-")], heading, Axis(size=7.5), y))
     title = f"Tuned and woven: throughput of a pair on {NPU}, against the models before tuning"
     return pictures.picture(out, "weaving", title, panels, size=(10, 3.7), columns=2)

@@ -70,6 +70,7 @@ class SearchJob(NamedTuple):
     method: str
     margin: float
     option: Option = None
+    """The value of the setting that the variation changes; None: the default."""
 
 
 def jobs(net: str) -> list[SearchJob]:
@@ -129,7 +130,7 @@ def sixteen_bits(network: Network) -> Configuration:
     )
 
 
-def started(network: Network, shift: float) -> Network:
+def shift_first_biases(network: Network, shift: float) -> Network:
     """The network with all value ranges times ``2 ** -shift``, so that a search starts with biases *shift* higher."""
     factor = 2.0**-shift
     targets = [

@@ -86,7 +86,7 @@ def percent(margin: float) -> str:
     return f"{100 * margin:g} %"
 
 
-def shown(network: Network, configuration: Configuration, *, bias: bool = False) -> str:
+def formats_text(network: Network, configuration: Configuration, *, bias: bool = False) -> str:
     """The formats as Table III.4 writes them: those of the inputs, then those of the weights layer by layer."""
     inputs = [label(configuration[target.objects("input")[0]], bias=bias) for target in network.targets]
     weights = [label(configuration[target.objects("weight")[0]], bias=bias) for target in network.targets]

@@ -12,7 +12,7 @@ from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.libnumber.fig5_compression import storage_reduction
 from weft_papers.libnumber.jobs import SERIAL_MARGIN
-from weft_papers.libnumber.lab import BIAS_RULE, MARGINS, OURS, SMALL, START, TITLES, by_title, percent, shown
+from weft_papers.libnumber.lab import BIAS_RULE, MARGINS, OURS, SMALL, START, TITLES, by_title, formats_text, percent
 from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord
 
 FIGURE = "sensitivity"
@@ -98,8 +98,9 @@ def _cells(record: SearchRecord, net: NetRecord) -> list[tuple[str, ...]]:
             variations += [(setting, value, run) for value, run in varied(record, net, study, margin).items()]
     return [
         (
-            TITLES[net.name], setting, value, percent(run.margin), shown(net.network, run.configuration, bias=True),
-            f"{storage_reduction(net, run):.2f}", f"{100 * run.test:.2f}", str(run.iterations), str(run.samples),
+            TITLES[net.name], setting, value, percent(run.margin),
+            formats_text(net.network, run.configuration, bias=True), f"{storage_reduction(net, run):.2f}",
+            f"{100 * run.test:.2f}", str(run.iterations), str(run.samples),
         )
         for setting, value, run in variations
     ]  # fmt: skip

@@ -25,9 +25,9 @@ from weft_papers.libnumber.lab import (
     RESTRICTED,
     TITLES,
     WHOLE,
+    formats_text,
     percent,
     printed_configurations,
-    shown,
     sizes,
 )
 from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord
@@ -235,19 +235,19 @@ def _rows(paper: Paper, search: Tuning) -> list[Row]:
         Row(FIGURE_4, "bits after the coarse search", paper["lenet_coarse_bits"].value, bits, " bits",
             "one format for all: from FLOAT 32 by halves to FIXED, then bisection"),
         Row(FIGURE_4, "configurations of the coarse search", paper["lenet_coarse_iterations"].value, len(coarse), "",
-            "FLOAT 32 is the base and not counted; EXP is tried below what FIXED came to as long as it passes"),
+            "FLOAT 32 is the base and not counted; EXP is tried with fewer bits than FIXED needs, while it passes"),
     ]  # fmt: skip
 
 
 def _table_4(search: Tuning) -> Table:
     """Table of the configurations that the search kept, in order."""
     body = tuple(
-        (str(kept.phase), kept.step, shown(search.network, kept.configuration, bias=True), f"{kept.score:.4f}",
+        (str(kept.phase), kept.step, formats_text(search.network, kept.configuration, bias=True), f"{kept.score:.4f}",
          f"{kept.objective:.0f}")
         for kept in search.path
     )  # fmt: skip
     header = ("phase", "step", "inputs / weights (bias)", "score", "bits")
-    return Table(f"{FIGURE_4}: the way of the search, LeNet at 1 % (recorded)", header, body)
+    return Table(f"{FIGURE_4}: the configurations that the search kept, LeNet at 1 % (recorded)", header, body)
 
 
 def _picture_4(out: Path, search: Tuning) -> Figure:

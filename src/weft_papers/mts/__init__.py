@@ -71,7 +71,7 @@ def _steps(paper: Paper, out: Path, record: recorded.BenchRecord, rounds: int) -
         ("IV-C", lambda tick: closed.limits(out)),
         ("III", lambda tick: zipping.zipping(out, zipping.cards())),
         ("counted", count_graphs),
-        ("CPU", lambda tick: cpu.on_cpu(out, cpu.heats(rounds, tick=tick))),
+        ("CPU", lambda tick: cpu.on_cpu(out, cpu.time_task_counts(rounds, tick=tick))),
         ("encoders", lambda tick: encoders.encoders(out, encoders.read())),
     ]
 

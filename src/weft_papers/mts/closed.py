@@ -73,7 +73,7 @@ def best_group(sharing: float) -> float:
 
 
 class Dense(NamedTuple):
-    """A convolution in the models of all tasks, with the channel spaces that it reads and writes."""
+    """A convolution, not depthwise, in the models of all tasks, with the channel spaces that it reads and writes."""
 
     name: str
     taps: int
@@ -148,7 +148,7 @@ def _layer_work(layer: Dense, form: str, batches: Sequence[int]) -> FormWork:
         position_work = FormWork(rows * max(ins) * max(outs), len(batches) * max(ins) * max(outs))
     elif form == "mts":
         position_work = FormWork(rows * stitched_in * stitched_out, stitched_in * stitched_out)
-    else:
+    else:  # half, split and fused store every weight once
         shared_in = sum(space.shared_width for space in layer.read)
         own_ins = [into - shared_in for into in ins]
         macs = exact_macs
@@ -244,7 +244,7 @@ def _frontier() -> Panel:
     marks = [
         Curve(sharing, even_tasks, None, COLOURS["mts in groups"]),
         Curve(sharing, [best_group(ratio) for ratio in sharing], None, COLOURS["fused"], dash=DASHED),
-        Area(sharing, even_tasks, 400, COLOURS["mts"]),
+        Area(sharing, even_tasks, 400, COLOURS["mts"]),  # 400: above the axis
         Texts([0.52], [50], ["larger than separate models"], align="left"),
         Texts([0.95], [1.25], ["dashed: smallest group"], align="right"),
     ]

@@ -40,7 +40,7 @@ CHECKED = (
 
 @dataclass(frozen=True)
 class FormStudy:
-    """The counts of one net in every form, over the number of tasks."""
+    """The counts of one net in every form, over the number of tasks (models)."""
 
     net: str
     counts: Mapping[tuple[str, int], Counts]
@@ -106,7 +106,7 @@ def counts(
     rows = [
         Row(
             FIGURE, "graphs whose MACs and weights equal the closed forms", None, 100 * equal / graphs, "%",
-            f"{equal} of {graphs} lowered graphs, to the last one: {', '.join(ALL)}; unequal widths and batches too",
+            f"{equal} of {graphs} lowered graphs, exactly: {', '.join(ALL)}; unequal widths and batches too",
         ),
         *_recorded_rows(record),
         *_memory_rows(paper, studies[0]),
@@ -126,7 +126,7 @@ def _recorded_rows(record: BenchRecord) -> list[Row]:
     return [
         Row(
             FIGURE, "recorded weights that equal the closed forms", None, 100 * equal / len(rows), "%",
-            f"{equal} of {len(rows)} rows, to the byte; fused is filled up for wide loads, by "
+            f"{equal} of {len(rows)} rows, to the byte; fused is padded for wide loads, by "
             f"{100 * (padding - 1):.1f} % at most",
         )
     ]  # fmt: skip

@@ -30,14 +30,15 @@ TINTS = {SEQUENTIAL: "#66727f", SLABBED: "#b9c0c8", PLANNED: "#009e73"} | {form:
 
 
 @dataclass(frozen=True)
-class Heat:
+class CpuTimes:
     """The times of all ways to run some models, measured in turn on this machine."""
 
     setting: EvaluatedModels
     plan: Plan
     graphs: dict[str, list[Graph]]
+    """Way to run the models -> its graphs: one for each model, or the stitched one alone."""
     times: dict[str, Turns]
-    """Way to run the models -> its times."""
+    """Way -> its times."""
 
     def gain(self, name: str) -> float:
         """Speed-up of a way over the models one by one, by median times."""
@@ -55,7 +56,7 @@ class Heat:
         return ", ".join(f"{forms.count(form)} {form}" for form in dict.fromkeys(forms))
 
 
-def heat(setting: EvaluatedModels, rounds: int) -> Heat:
+def time_models(setting: EvaluatedModels, rounds: int) -> CpuTimes:
     """Plan and lower the models in every way, and time all ways in turn for *rounds* rounds on one thread."""
     family, sharing = models(setting)
     planned = plan(family, sharing, Modelled(), slabs=True)
@@ -63,60 +64,62 @@ def heat(setting: EvaluatedModels, rounds: int) -> Heat:
     graphs = {SEQUENTIAL: separate, SLABBED: [slabs(graph) for graph in separate]}
     graphs |= {form: [lowered(setting, form)] for form in FORMS}
     graphs[PLANNED] = [lower_plan(family, sharing, planned)]
-    return Heat(setting, planned, graphs, race(graphs, rounds=rounds, threads=1))
+    return CpuTimes(setting, planned, graphs, race(graphs, rounds=rounds, threads=1))
 
 
-def heats(rounds: int, tick: Tick | None = None) -> list[Heat]:
+def time_task_counts(rounds: int, tick: Tick | None = None) -> list[CpuTimes]:
     """Time pruned ResNet18s at every number of tasks."""
     results = []
     for number in TASKS:
-        results.append(heat(EvaluatedModels("resnet18", number), rounds))
+        results.append(time_models(EvaluatedModels("resnet18", number), rounds))
         if tick:
             tick(len(results), len(TASKS))
     return results
 
 
-def on_cpu(out: Path, results: Sequence[Heat]) -> Exhibit:
+def on_cpu(out: Path, results: Sequence[CpuTimes]) -> Exhibit:
     """Report the times on this machine's CPU."""
-    return Exhibit(tuple(row for heat in results for row in _rows(heat)), (_table(results),), (_picture(out, results),))
+    return Exhibit(
+        tuple(row for result in results for row in _rows(result)), (_table(results),), (_picture(out, results),)
+    )
 
 
-def _rows(heat: Heat) -> list[Row]:
+def _rows(result: CpuTimes) -> list[Row]:
     """Rows with the speed-ups of the planned graph and of the paper's form over the models one by one."""
-    tasks, rounds = heat.setting.tasks, len(heat.times[SEQUENTIAL].seconds)
-    planned_bytes = sum(graph.weight_bytes for graph in heat.graphs[PLANNED])
-    separate_bytes = sum(graph.weight_bytes for graph in heat.graphs[SEQUENTIAL])
+    tasks, rounds = result.setting.tasks, len(result.times[SEQUENTIAL].seconds)
+    planned_bytes = sum(graph.weight_bytes for graph in result.graphs[PLANNED])
+    separate_bytes = sum(graph.weight_bytes for graph in result.graphs[SEQUENTIAL])
     return [
         Row(
-            FIGURE, f"planned over the models one by one, {tasks} ResNet18", None, heat.gain(PLANNED), "x",
-            f"measured now, median of {rounds} rounds in turn: {1e3 * heat.times[PLANNED].median_s:.1f} and "
-            f"{1e3 * heat.times[SEQUENTIAL].median_s:.1f} ms; {heat.chosen}; slabs alone give the separate models "
-            f"{heat.gain(SLABBED):.2f}x; weights {planned_bytes / separate_bytes:.2f}x",
+            FIGURE, f"planned over the models one by one, {tasks} ResNet18", None, result.gain(PLANNED), "x",
+            f"measured now, median of {rounds} rounds in turn: {1e3 * result.times[PLANNED].median_s:.1f} and "
+            f"{1e3 * result.times[SEQUENTIAL].median_s:.1f} ms; {result.chosen}; slabs alone give the separate models "
+            f"{result.gain(SLABBED):.2f}x; weights {planned_bytes / separate_bytes:.2f}x",
         ),
         Row(
-            FIGURE, f"the paper's form over the models one by one, {tasks} ResNet18", None, heat.gain("mts"), "x",
-            f"measured now: {heat.macs('mts'):.2f} times the MACs, and a CPU thread is full with one model",
+            FIGURE, f"the paper's form over the models one by one, {tasks} ResNet18", None, result.gain("mts"), "x",
+            f"measured now: {result.macs('mts'):.2f} times the MACs, and a CPU thread is full with one model",
         ),
     ]  # fmt: skip
 
 
-def _table(results: Sequence[Heat]) -> Table:
+def _table(results: Sequence[CpuTimes]) -> Table:
     """Table of times and weights of every way."""
     body = [
         (
-            str(heat.setting.tasks), name, f"{1e3 * times.median_s:.2f}", f"{1e3 * times.least_s:.2f}",
-            f"{heat.gain(name):.2f}", f"{sum(graph.weight_bytes for graph in heat.graphs[name]) / 1e6:.2f}",
+            str(result.setting.tasks), name, f"{1e3 * times.median_s:.2f}", f"{1e3 * times.least_s:.2f}",
+            f"{result.gain(name):.2f}", f"{sum(graph.weight_bytes for graph in result.graphs[name]) / 1e6:.2f}",
         )
-        for heat in results
-        for name, times in heat.times.items()
+        for result in results
+        for name, times in result.times.items()
     ]  # fmt: skip
     header = ("tasks", "way", "median ms", "least ms", "faster x", "weights MB")
     return Table(f"{FIGURE}: pruned ResNet18s under onnxruntime, one thread, on this machine", header, tuple(body))
 
 
-def _picture(out: Path, results: Sequence[Heat]) -> Figure:
-    series = {name: [heat.gain(name) for heat in results] for name in results[0].times}
-    bars = Bars([f"{heat.setting.tasks} tasks" for heat in results], series, TINTS)
+def _picture(out: Path, results: Sequence[CpuTimes]) -> Figure:
+    series = {name: [result.gain(name) for result in results] for name in results[0].times}
+    bars = Bars([f"{result.setting.tasks} tasks" for result in results], series, TINTS)
     panel = Panel([bars, ReferenceLine(1, dash="-")], y=Axis(label="times faster than one by one"))
     title = f"{FIGURE}: pruned ResNet18s, onnxruntime, one thread (measured now)"
     return pictures.picture(out, "cpu", title, [panel], size=(9, 3.8))

@@ -105,6 +105,7 @@ def macs(architecture: str, length: int, rank: int = 0) -> float:
     and values. length: tokens. rank: of the adapter parts beside queries and values; 0 without them.
     """
     layers, width, *_ = ENCODERS[architecture]
+    # The products of a layer have 12 width^2 weights; attention takes width * length MACs per token, twice.
     layer_macs = 12 * width**2 * length + 2 * width * length**2
     last_macs = 2 * width**2 * length + 10 * width**2 + 2 * width * length
     adapter_macs = 2 * width * rank * (2 * length * (layers - 1) + length + 1)

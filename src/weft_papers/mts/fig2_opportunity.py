@@ -68,7 +68,7 @@ def _layer_rows(sweep: CountSweep) -> list[Row]:
             f"{FIGURE}b", f"streams over one after another, {tasks} dense layers", None,
             sweep.over("sequential", "streams", tasks), "x",
             f"recorded, both in one CUDA graph: {1e3 * sweep.ms('sequential', tasks):.3g} and "
-            f"{1e3 * sweep.ms('streams', tasks):.3g} us{eager}; the paper draws hardly a gain, launched from the host",
+            f"{1e3 * sweep.ms('streams', tasks):.3g} us{eager}; the paper draws almost no gain, launched from the host",
         )
     ]  # fmt: skip
 

@@ -162,7 +162,7 @@ def _vgg_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
     return [
         Row(
             f"{FIGURE}c", "MTS over Sequential, VGG16", their_speed, geomean(speed), "x",
-            beside(geomean(speed), their_speed, f"the paper says not at how many tasks; geometric mean of "
+            beside(geomean(speed), their_speed, f"the paper does not say at how many tasks; geometric mean of "
                    f"{listed(speed)} at {counts}; VGG16 fills a TX2, not an H200"),
         ),
         Row(
@@ -229,7 +229,7 @@ def _rows(paper: Paper, sweep: CountSweep) -> list[Row]:
         Row(
             f"{FIGURE_7}a", f"MTS over Sequential, {title(sweep)}, at most", their_speed, speed[best], "x",
             beside(speed[best], their_speed, f"{listed(list(speed.values()))} at {counts}, both in one CUDA graph"
-                   f"{eager}; the paper launches from Python, and says not at how many tasks"),
+                   f"{eager}; the paper launches from Python, and does not say at how many tasks"),
         ),
         Row(
             f"{FIGURE_7}a", f"MTS slower than NetFuse, {title(sweep)}, {largest} tasks", None, slower[-1], "x",
@@ -248,7 +248,7 @@ def _weights_row() -> Row:
     setting = EvaluatedModels(EDGE_NET, 32, pruning=0.0)
     separate = closed.work(setting, "separate").weights
     mts, exact = (100 * closed.work(setting, form).weights / separate for form in ("mts", "split"))
-    grouped = closed.work(setting._replace(tasks=8), "mts").weights * 4
+    grouped = closed.work(setting._replace(tasks=8), "mts").weights * 4  # four groups of 8
     return Row(
         f"{FIGURE_7}b", "weights of MTS over NetFuse's, 32 ResNet50, counted", None, mts, "%",
         f"closed form, with 1000 classes that no models share; in groups of 8 {100 * grouped / separate:.1f} %, "

@@ -44,18 +44,18 @@ def _ratios(sharing: float, tasks: int) -> tuple[float, float, float]:
 def _counted_rows() -> list[Row]:
     """Rows with counted MACs and weights of the paper's form at the smallest sharing ratio."""
     most_tasks = max(TASKS)
-    counts = [_ratios(sharing, most_tasks) for sharing in SHARINGS]
+    macs, weights, unique_weights = zip(*(_ratios(sharing, most_tasks) for sharing in SHARINGS), strict=True)
     ratios = "/".join(f"{sharing:g}" for sharing in SHARINGS)
     return [
         Row(
             FIGURE, f"MACs of MTS-no-Grouping at sharing .6 over .9, {most_tasks} ResNet18", None,
-            counts[-1][0] / counts[0][0], "x",
-            f"counted: {listed([ratio[0] for ratio in counts])} times those of the models one by one at {ratios}",
+            macs[-1] / macs[0], "x",
+            f"counted: {listed(macs)} times those of the models one by one at {ratios}",
         ),
         Row(
-            FIGURE, f"weights of MTS-no-Grouping at sharing .6, {most_tasks} ResNet18", None, counts[-1][1], "x",
-            f"counted, over the models one by one: {listed([ratio[1] for ratio in counts], 2)} at {ratios}; every "
-            f"weight once: {listed([ratio[2] for ratio in counts], 2)}; a thousand classes are in the paper's matrix",
+            FIGURE, f"weights of MTS-no-Grouping at sharing .6, {most_tasks} ResNet18", None, weights[-1], "x",
+            f"counted, over the models one by one: {listed(weights, 2)} at {ratios}; every "
+            f"weight once: {listed(unique_weights, 2)}; a thousand classes are in the paper's matrix",
         ),
     ]  # fmt: skip
 
@@ -75,7 +75,7 @@ def _recorded_rows(sweeps: Sweeps) -> list[Row]:
             Row(
                 FIGURE, f"latency of MTS at sharing {low:g} over {high:g}, {tasks} ResNet18", None,
                 times_ms[-1] / times_ms[0], "x",
-                f"recorded: {listed(times_ms, 3)} ms at {'/'.join(f'{count:g}' for count in sweeps)}, groups {groups}; "
+                f"recorded: {listed(times_ms, 3)} ms at {'/'.join(f'{ratio:g}' for ratio in sweeps)}, groups {groups}; "
                 f"the paper: it falls with more sharing, here {verdict}; fused: {listed(fused_ms, 3)} ms",
             )
         )  # fmt: skip
@@ -114,6 +114,7 @@ def _recorded_table(sweeps: Sweeps) -> Table:
 def _picture(out: Path, sweeps: Sweeps) -> Figure:
     """Draw latency (above) and memory (below) over the sharing ratio, a column for each number of tasks."""
     counts = [tasks for tasks in TASKS if all(sweep.has("mts", tasks) for sweep in sweeps.values())]
+    # The axis runs from much sharing to little.
     x = Axis(label="sharing ratio", low=max(SHARINGS) + 0.02, high=min(SHARINGS) - 0.02, ticks=SHARINGS)
     shown = [
         Panel(_curves(sweeps, tasks, value), f"{tasks} tasks", x, Axis(label=what, scale="log"))
@@ -189,7 +190,7 @@ def _best_row(paper: Paper, sweeps: dict[str, CountSweep]) -> list[Row]:
     (mixed, tasks), printed = max(gains, key=gains.__getitem__), paper["mixed_best"].value
     ours = gains[mixed, tasks]
     models = f"{tasks} {TITLES[CASES[mixed]]} of mixed {mixed}"
-    why = f"{models}, both in one CUDA graph, NetFuse batch size by batch size; the paper says not where"
+    why = f"{models}, both in one CUDA graph, NetFuse one batch size after the other; the paper names no models"
     return [Row(FIGURE_9, "MTS over NetFuse, at most", printed, ours, "x", beside(ours, printed, why))]
 
 

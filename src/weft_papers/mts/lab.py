@@ -65,6 +65,7 @@ COLOURS = {
     "batch": "#1f2933",
 }
 MARKS = dict(zip(LABELS, "oosDX*^vPph<d>.", strict=True))
+"""Form or way -> mark of its curve."""
 RIVALS = ("sequential", "streams", "compile", "vmap", "grouped", "mts in groups")
 """Ways to run models without weft: the paper's form and today's methods."""
 
@@ -111,9 +112,9 @@ def lowered(setting: EvaluatedModels, form: str) -> Graph:
 
 def heads(recipe: FamilyRecipe) -> frozenset[str]:
     """The names of the layers whose outputs are classes."""
-    wires, carries = recipe.plan.spaces, recipe.plan.carries
+    spaces, carries = recipe.plan.spaces, recipe.plan.carries  # channel spaces; node -> those of its output
     nodes = [node for node in recipe.plan.nodes if node.kind == "conv"]
-    return frozenset(node.name for node in nodes if any(wires[space].role == CLASSES for space in carries[node.name]))
+    return frozenset(node.name for node in nodes if any(spaces[space].role == CLASSES for space in carries[node.name]))
 
 
 @lru_cache(maxsize=256)

@@ -52,6 +52,7 @@ class MeasuredWay:
     workspace_bytes: int | None = None
     """The part of the peak that is cuBLAS's."""
     widths: tuple[float, ...] | None = None
+    """As in ``EvaluatedModels``; also *batches* and *classes*."""
     batches: tuple[int, ...] | None = None
     classes: Any = None
 
@@ -183,7 +184,7 @@ Series = Mapping[str, Mapping[int, float]]
 
 
 def curve(way: str, points: Mapping[float, float] | Mapping[int, float], label: str) -> Curve:
-    """The curve of a way in its colour and mark."""
+    """The curve of a way in its colour and mark; ours and the paper's are drawn above the others."""
     order = 3 if way in ("fused", IN_GROUPS) else 2
     return Curve([*points], [*points.values()], label, COLOURS[way], MARKS[way], DASHES.get(way, "-"), order=order)
 

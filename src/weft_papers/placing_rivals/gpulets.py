@@ -57,7 +57,7 @@ class Slices:
         whole_load = self.load(kind, model, 1.0)
         return max(self.sizes, key=lambda size: whole_load / self.load(kind, model, size) - size)
 
-    def slower(self, kind: int, model: int, slice_: Slice) -> float:
+    def slow_down(self, kind: int, model: int, slice_: Slice) -> float:
         """Slow-down of *model* in *slice_* by the worst model in the other slice of its machine; at least 1."""
         own_use = float(self._dram[kind, model])
         others = [neighbour for neighbour in self.on[slice_.machine] if neighbour is not slice_]
@@ -70,17 +70,17 @@ class Slices:
         kind, demands = int(self.problem.kind_of[slice_.machine]), self.problem.demands
         time_share = 0.0
         for model, share in slice_.shares.items():
-            load = self.load(kind, model, slice_.size) * self.slower(kind, model, slice_)
+            load = self.load(kind, model, slice_.size) * self.slow_down(kind, model, slice_)
             if load / demands[model].rate > demands[model].deadline_s:
                 return np.inf
             time_share += share * load
         return time_share
 
-    def most(self, slice_: Slice, model: int, share: float) -> float:
+    def largest_part(self, slice_: Slice, model: int, share: float) -> float:
         """The part of *share* of a model's requests that fits into *slice_*; 0 if a slice would exceed the cap."""
         kind = int(self.problem.kind_of[slice_.machine])
         cap, before = float(self.problem.cap[kind]), self.on[slice_.machine]
-        time_share = self.load(kind, model, slice_.size) * self.slower(kind, model, slice_)
+        time_share = self.load(kind, model, slice_.size) * self.slow_down(kind, model, slice_)
         fitting = min(share, (cap - self.busy(slice_)) / time_share)
         if fitting < min(share, LEAST):
             return 0.0
@@ -148,7 +148,7 @@ def _place(slices: Slices, model: int, share: float) -> float:
         needed = next((size for size in slices.sizes if share * slices.load(kind, model, size) <= cap), SIZES[-1])
         needed = min(needed, slices.knee(kind, model))
         for candidate in slices.candidates(machine, needed):
-            part = slices.most(candidate, model, share)
+            part = slices.largest_part(candidate, model, share)
             preference = (-float(fresh), part, -candidate.size, float(bool(candidate.shares)))
             if part > 0 and (best is None or preference > best[0]):
                 best = preference, candidate
