@@ -21,7 +21,7 @@ from weft.planning.plan_request import PlanRequest
 from weft.planning.trials import OptionTrial, trial_of
 
 SIMPLE = 3
-"""Limit of simpler candidates (little below the best, ``_equal_steps``) in the final comparison, as each costs a run there."""
+"""Limit of simpler candidates, little below the best, in the final comparison, as each costs a run there."""
 
 Verdict = Literal[-1, 0, 1]
 """Result of comparing a challenger with the best so far: -1 better, 0 equal, 1 worse."""
@@ -169,7 +169,7 @@ def choose(
 
 
 def _simpler(request: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTrial]) -> Iterator[OptionTrial]:
-    """Yield the options of *beaten* that are simpler than the best and carry little less (``_equal_steps``), the simplest first.
+    """Yield the options of *beaten* that are simpler than the best and carry little less, the simplest first.
 
     Finding each may take a simulation, so the caller should take no more than it needs.
     """
