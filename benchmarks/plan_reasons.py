@@ -214,7 +214,8 @@ CHECKS: tuple[tuple[str, Callable[..., bool]], ...] = (
     (NEXT + r"needs (\d+) MiB more memory than (.+)\.", _holds_more),
     (NEXT + r"takes longer for its deadlines than (.+): a p99 of (.+) ms\.", _waits),
     (
-        r"(.+): equal to it within the error of the (?:simulated runs|measurements)\. It is the simplest of these (\d+) .*",
+        r"(.+): equal to it within the error of the (?:simulated runs|measurements)\. "
+        r"It is the simplest of these (\d+) .*",
         _equal,
     ),
     (r"The same as (.+?): (.+)\.", _same),
