@@ -183,7 +183,7 @@ def _reads(graph: Graph) -> Iterator[tuple[int, str]]:
 
 MOST_BITS = 12
 """Widest code: an array with several 8-bit formats has more than 2^8 distinct values; wider codes save little."""
-TOGETHER = 8
+ROW_CODES = 8
 """Codes per packed row: eight codes of n bits fill exactly n bytes."""
 STEPS_BYTES = 1200
 """Approximate bytes of the decoding operators in a file; smaller savings are not worth them."""
@@ -227,7 +227,7 @@ def pack_codes(codes: Array, bits: int) -> Array:
 
     Bit i of code k is bit (k bits + i) mod 8 of byte (k bits + i) // 8, as ``weft tune`` packs them.
     """
-    rows = np.zeros((-(-codes.size // TOGETHER), TOGETHER), np.uint16)  # wide enough for MOST_BITS
+    rows = np.zeros((-(-codes.size // ROW_CODES), ROW_CODES), np.uint16)  # wide enough for MOST_BITS
     rows.reshape(-1)[: codes.size] = codes
     unpacked = (rows[:, :, None] >> np.arange(bits, dtype=np.uint16)).astype(np.uint8) & 1
     return np.packbits(unpacked.reshape(len(rows), -1), axis=1, bitorder="little")
@@ -280,7 +280,7 @@ class _Decoding:
         self.constants: dict[str, Array] = {f"{name}.codes": codes.octets, f"{name}.table": codes.table}
         self.steps: list[GraphStep] = []
         self._name, bits = name, codes.bits
-        first_bits = bits * np.arange(TOGETHER)
+        first_bits = bits * np.arange(ROW_CODES)  # of each code of a row
         octets = self._add("Cast", f"{name}.codes", to=_INT32)
         joined = ""
         for byte_number in range(2 if bits <= 9 else 3):
@@ -341,9 +341,19 @@ class Machine:
     """Whether the pictures of a batch are computed as one product, and so share tiles."""
 
 
-CPU = Machine("cpu", 5e-6, 1, 18e9, (4, 16, 1), 25e9, 0.64e-9, 1.15e-9, joins_rows=False)
+CPU = Machine(
+    "cpu",
+    launch_s=5e-6,
+    units=1,
+    unit_macs_per_s=18e9,
+    tile=(4, 16, 1),
+    bytes_per_s=25e9,
+    unfold_s=0.64e-9,
+    strided_unfold_s=1.15e-9,
+    joins_rows=False,
+)
 """One core of a Neoverse-N1 under onnxruntime 1.31, whose convolutions unfold each picture by itself."""
-H200 = Machine("h200", 5e-6, 132, 0.9e12, (64, 64, 32), 4e12)
+H200 = Machine("h200", launch_s=5e-6, units=132, unit_macs_per_s=0.9e12, tile=(64, 64, 32), bytes_per_s=4e12)
 """Kernels of cuDNN in one CUDA graph, TF32."""
 MACHINES: Mapping[str, Machine] = MappingProxyType({preset.name: preset for preset in (CPU, H200)})
 
@@ -392,7 +402,7 @@ class Modelled:
             (1, product.pictures * product.positions) if machine.joins_rows else (product.pictures, product.positions)
         )
         tile_outs, tile_positions, tile_depth = machine.tile
-        # a single output channel is a matrix-vector product, whose rows are not rounded up to tiles
+        # a single output channel is a matrix-vector product, which is not rounded up to whole tiles
         rows_of_tiles = -(-product.outs // tile_outs)
         outs_of_tiles = 1 if product.outs == 1 else rows_of_tiles * tile_outs
         tiles = pictures * product.groups * rows_of_tiles * -(-positions // tile_positions)

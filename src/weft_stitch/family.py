@@ -190,7 +190,7 @@ def _select_tasks(space: ChannelSpace, tasks: Sequence[int]) -> ChannelSpace:
 
 def model_kinds(family: Family, sharing: Sharing) -> list[Hashable]:
     """A key for each model. Keys are equal for models of equal sizes that share channels with the same other models."""
-    groups: set[frozenset[int]] = set()
+    groups: set[frozenset[int]] = set()  # of models that share channels; sharing by all distinguishes none
     for space in sharing.spaces.values():
         groups |= {block.tasks for block in space.blocks if 1 < len(block.tasks) < family.tasks}
     keys: list[Hashable] = []
@@ -305,7 +305,10 @@ def _mismatch_message(family: Family, layer: FamilyLayer, other: str) -> str:
 
 
 def _name_spaces(family: Family, spaces: _SpaceNumbers, carried: Mapping[str, tuple[int, ...]]) -> Wiring:
-    """Name the numbered *spaces* and list their writers. *carried*: value -> numbers of the spaces that it carries."""
+    """Name the numbered *spaces* and list their writers. *carried*: value -> numbers of the spaces that it carries.
+
+    The name is that of the first value, with the space's position in it if the value carries several.
+    """
     names: dict[int, str] = {}
     for value, numbers in carried.items():
         for position, space in enumerate(numbers):

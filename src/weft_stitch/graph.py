@@ -66,7 +66,7 @@ class KernelOrigin(NamedTuple):
     folded: int = 0
     """Number of affines after the convolution whose scales are multiplied into the constant."""
     slabs: tuple[int, ...] = ()
-    """Arguments of ``slabs.undo_slabs`` that restore the kernel from its slab layout; empty: not in slabs."""
+    """The layout from which ``slabs.undo_slabs`` restores the kernel; empty: not in slabs."""
 
 
 @dataclass(frozen=True, eq=False)

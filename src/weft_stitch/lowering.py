@@ -1,4 +1,9 @@
-"""``lower`` turns a family and its sharing into one graph for all models, with a form for each layer."""
+"""``lower`` turns a family and its sharing into one graph for all models, with a form for each layer.
+
+A family is models side by side: *layers* that all have, and *tails*, the operations of one model alone. A *form* is a
+way to compute a layer for all tasks, a *layout* the arrangement of their channels in one tensor. ``Room`` holds the
+values that are computed so far, in each of their layouts.
+"""
 
 from __future__ import annotations
 
@@ -221,7 +226,7 @@ def _write_channelwise(room: Room, layer: FamilyLayer) -> PlacedValue:
         emit(room.builder, layer.ops[task], [source.tensors[task] for source in sources]) for task in range(count)
     ]
     clean = all(source.clean for source in sources) and keeps_zero(layer.op)
-    return PlacedValue(layout, tuple(tensors), clean or layout == APART)
+    return PlacedValue(layout, tuple(tensors), clean or layout == APART)  # apart, there are no other tasks' columns
 
 
 def _layout(room: Room, layer: FamilyLayer) -> Layout:

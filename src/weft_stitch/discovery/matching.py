@@ -1,5 +1,8 @@
 """Joins classes with equal weights: ``merge`` (all are equal), ``vote`` (most are), ``merge_near`` (nearly equal).
 
+A class has channels of a space that are taken to be the same, at most one of each task (``partition``). Weights are
+compared by fingerprints, the *keys* (``evidence``).
+
 A single input channel that is wrongly taken to be shared makes all filters of two tasks look different. So where two
 tasks that share inputs have hardly an output in common, single kernels vote: filters that have the same kernel for many
 inputs belong together, and ``comparison.repair`` finds the inputs on which they differ.
@@ -27,26 +30,26 @@ from weft_stitch.family import FamilyLayer, Writer
 from weft_stitch.net import Array
 
 
-def merge(partition: Partition, evidence: PairKeys, *, ties: bool = False, hopeful: bool = False) -> None:
+def merge(partition: Partition, evidence: PairKeys, *, ties: bool = False, one_pair_suffices: bool = False) -> None:
     """Join all classes whose weights agree, pair of tasks by pair of tasks.
 
     *ties*: pair channels that look the same within one task in their order. Without it they are not joined, nor are
-    channels whose known weights are all zero. *hopeful*: require agreement of only one task of each class; the others
-    may disagree because too many input channels are taken to be shared.
+    channels whose known weights are all zero. *one_pair_suffices*: require agreement of only one task of each class;
+    the others may disagree because too many input channels are taken to be shared.
     """
     common_keys = _keys_by_class(partition, evidence)
     if common_keys is not None and not ties:
         _merge_by_key(partition, common_keys)
         return
     for task_a, task_b in _pairs(partition, evidence):
-        _merge_pair(partition, evidence, task_a, task_b, ties=ties, hopeful=hopeful)
+        _merge_pair(partition, evidence, task_a, task_b, ties=ties, one_pair_suffices=one_pair_suffices)
 
 
 def merge_strangers(partition: Partition, evidence: PairKeys) -> None:
     """``merge`` with ties, only for pairs of tasks that share nothing in the space yet."""
     for task_a, task_b in _pairs(partition, evidence):
         if not len(partition.together(task_a, task_b)):
-            _merge_pair(partition, evidence, task_a, task_b, ties=True, hopeful=False)
+            _merge_pair(partition, evidence, task_a, task_b, ties=True, one_pair_suffices=False)
 
 
 def mergeable(partition: Partition, evidence: PairKeys) -> bool:
@@ -75,7 +78,7 @@ def _keys_by_class(partition: Partition, evidence: PairKeys) -> Keys | None:
 def _merge_by_key(partition: Partition, keys: Keys) -> None:
     """Join all classes of equal *keys*, unless the key is zero or some task has several of these classes."""
     order = np.argsort(keys, kind="stable")
-    # where each run of equal keys begins in *order*; a run is joined to its first class
+    # where each run of equal keys begins in *order* (which is empty without keys); a run is joined to its first class
     starts = np.flatnonzero(np.append(True, keys[order][1:] != keys[order][:-1])) if len(keys) else order
     present = (partition.members[order] != NONE).astype(np.int64)
     unambiguous = (np.add.reduceat(present, starts, axis=0) <= 1).all(axis=1) & (keys[order[starts]] != 0)
@@ -92,9 +95,9 @@ def _pairs(partition: Partition, evidence: PairKeys) -> Iterator[tuple[int, int]
 
 
 def _merge_pair(
-    partition: Partition, evidence: PairKeys, task_a: int, task_b: int, *, ties: bool, hopeful: bool
+    partition: Partition, evidence: PairKeys, task_a: int, task_b: int, *, ties: bool, one_pair_suffices: bool
 ) -> None:
-    """Join the classes of tasks *task_a* and *task_b* that agree; see ``merge`` for *ties* and *hopeful*."""
+    """``merge`` for tasks *task_a* and *task_b*: join their classes that agree."""
     channels_a, channels_b = partition.apart(task_a, task_b), partition.apart(task_b, task_a)
     left, right = pair_up(
         evidence.keys[task_a, channels_a, task_b], evidence.keys[task_b, channels_b, task_a], ties=ties
@@ -103,7 +106,7 @@ def _merge_pair(
         return
     classes_a, classes_b = partition.labels[task_a][channels_a[left]], partition.labels[task_b][channels_b[right]]
     joinable = partition.joinable(classes_a, classes_b)
-    if not hopeful:
+    if not one_pair_suffices:
         joinable[joinable] = evidence.agree(
             partition.members[classes_a[joinable]], partition.members[classes_b[joinable]]
         )
@@ -189,7 +192,7 @@ def _vote_pair(
         _kernel_keys(
             weights[task][evidence.channels(writer.value, writer.position, task)][rows][:, columns[voters]], tolerance
         )
-        for task, rows, columns in zip((task_a, task_b), free, (inputs.mine, inputs.theirs), strict=True)
+        for task, rows, columns in zip((task_a, task_b), free, (inputs.channels_a, inputs.channels_b), strict=True)
     ]
     left, right, support = _count_votes(*kernel_keys)
     classes_a, classes_b = partition.labels[task_a][free[0][left]], partition.labels[task_b][free[1][right]]
@@ -304,6 +307,7 @@ def merge_near(
                 *_writer_weights(evidence, filtered, task_a, task_b),
                 *_reader_weights(evidence, space, readers, task_a, task_b),
             ]
+            # every writer must share some inputs of the two tasks, or it could not tell channels apart
             if len(channels_a) and len(channels_b) and all(view.size for view in views[: len(filtered)]):
                 left, right = _nearest(
                     views, channels_a, channels_b, tolerance, ties=ties or strangers, in_place=is_input
@@ -328,7 +332,7 @@ def _writer_weights(evidence: Evidence, writers: Sequence[Writer], task_a: int, 
             sketches = [sums[task_a], sums[task_b]]
             common_parts = (incidence[:, task_a] & incidence[:, task_b]).astype(bool)
             inputs = evidence.common(writer.layer.inputs[0], task_a, task_b)
-            shared = inputs.mine, inputs.theirs
+            shared = inputs.channels_a, inputs.channels_b
         sketch_a, sketch_b = (
             sketch[cut][:, common_parts].sum(axis=1) for sketch, cut in zip(sketches, cuts, strict=True)
         )
@@ -352,14 +356,14 @@ def _reader_weights(
             yield WeightView(
                 (sketch_a, sketch_b),
                 (weights[task_a][cuts[0]], weights[task_b][cuts[1]]),
-                (outputs.mine, outputs.theirs),
+                (outputs.channels_a, outputs.channels_b),
             )
 
 
 def row_sketches(weight: Array, labels: Array, parts: Array, count: int) -> Array:
     """For each output of *weight* [out, in, taps], its sketch over the inputs of each of *count* parts.
 
-    *labels*, *parts*: of each input. The result is [out, parts, directions].
+    *labels*, *parts*: [in], the class and the part of each input. The result is [out, parts, directions].
     """
     directions = _directions(labels, weight.shape[2])
     result = np.zeros((len(weight), count, _DIRECTIONS), np.float32)
@@ -398,7 +402,7 @@ def _nearest(
     left, right = channels_a[candidates[0]], channels_b[candidates[1]]
     distance = np.max([view.distances(left, right) for view in views], axis=0)
     close = (distance <= tolerance) & ((left == right) | (not in_place))
-    if not ties:
+    if not ties:  # leave out channels of nothing but zeros
         sizes = [np.abs(view.weights[0].take(view.shared[0], axis=1)).max(axis=(1, 2), initial=0) for view in views]
         close &= np.max(sizes, axis=0)[left] > tolerance
     order = np.flatnonzero(close)[np.argsort(distance[close], kind="stable")]
@@ -417,9 +421,9 @@ def _candidates(sketches_a: Array, sketches_b: Array, tolerance: float, count: i
 
     *count*: the number of weights compared per channel.
     """
-    limit = _FARTHEST * tolerance**2 * count  # of the squared distance per direction
+    limit = _FARTHEST * tolerance**2 * count  # on the squared distance per direction
     slack = _ROUNDING * max((sketches_a * sketches_a).max(initial=0), (sketches_b * sketches_b).max(initial=0))
-    reach = np.sqrt(_DIRECTIONS * limit + slack)
+    reach = np.sqrt(_DIRECTIONS * limit + slack)  # the largest distance in the first direction
     order = np.argsort(sketches_b[:, 0], kind="stable")
     first_near = np.searchsorted(sketches_b[order, 0], sketches_a[:, 0] - reach, "left")
     end_near = np.searchsorted(sketches_b[order, 0], sketches_a[:, 0] + reach, "right")

@@ -1,4 +1,8 @@
-"""The protocol of forms, ``Form``, and the steps that several forms use."""
+"""The protocol of forms, ``Form``, and the steps that several forms use.
+
+``Room`` is the state of a lowering: its graph builder, and the values computed so far. ``Channels`` has a value's
+channels in all tasks; a *part* of them is a block that the same tasks share.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +75,10 @@ def conv(
     groups: int = 1,
     origin: KernelOrigin | None = None,
 ) -> str:
-    """Add a convolution with the window of *layer*; a bias of zeros is omitted."""
+    """Add a convolution of *tensor* with the window of *layer*; a bias of zeros is omitted.
+
+    *weight*: [out, in / groups, height, width]. *origin*: see ``graph_steps.convolve``.
+    """
     dtype = kernel(layer, 0).dtype
     shift = None if bias is None or not bias.any() else bias.astype(dtype)
     return convolve(

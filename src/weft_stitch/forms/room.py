@@ -76,7 +76,8 @@ class TaskRows:
         """Select the rows of *tasks* from *tensor*, which has the rows of all tasks."""
         if len(tasks) == self.tasks:
             return tensor
-        if len(tasks) == 1 or self.dynamic or max(tasks) - min(tasks) >= len(tasks):
+        are_neighbours = max(tasks) - min(tasks) < len(tasks)
+        if len(tasks) == 1 or self.dynamic or not are_neighbours:
             parts = self.split(tensor)
             return self.join([parts[task] for task in sorted(tasks)])
         row_bounds = np.cumsum([0, *self.batches])
@@ -161,7 +162,7 @@ def spread(builder: Builder, tensor: str, columns: Array, width: int) -> str:
         return select(builder, tensor, np.argsort(columns))
     come_first = (columns == np.arange(channels)).all()
     padding = width - channels if come_first else 1  # otherwise one channel of zeros, which all gaps select
-    pads = builder.constant(np.array([0, 0, 0, 0, 0, padding, 0, 0], np.int64), "pads")
+    pads = builder.constant(np.array([0, 0, 0, 0, 0, padding, 0, 0], np.int64), "pads")  # behind the channels only
     padded = builder.add("Pad", tensor, pads, shape=(rows, channels + padding, *picture))
     if come_first:
         return padded
@@ -322,7 +323,7 @@ class Room:
             return None
         if channels.common and channels.width(source) == channels.width(target):
             return placed._replace(layout=target)
-        if self.rows.dynamic:
+        if self.rows.dynamic:  # gathering needs to know which rows are which task's
             return PlacedValue(target, (self._join_rows(channels, self._apart(channels, placed), target),))
         return PlacedValue(target, (self._gather_columns(channels, placed, target),), clean=False)
 
@@ -383,6 +384,7 @@ class Room:
         """Join one tensor per task to a tensor in the layout *target*."""
         row_layout = COMPACT if target == STACKED else target
         width = channels.width(row_layout)
+        # where all tasks share all channels, they are in the same columns
         if channels.common and target.name == FUSED and len(channels.spaces) == 1:
             shape = (self.rows.total, width, *self.builder.shape(tensors[0])[2:])
             return self.builder.add("StackRows", *tensors, shape=shape, columns=width)

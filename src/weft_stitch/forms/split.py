@@ -72,7 +72,7 @@ class CellWriter:
     def write(self, cell: Cell, *, shift: bool) -> str:
         """Write the convolution of one cell with its scale, and its shift if *shift*; return the tensor."""
         first = min(cell.tasks)
-        fold = self.values_agree(self.affine.scales, cell.outs, cell.tasks)
+        fold = self.values_agree(self.affine.scales, cell.outs, cell.tasks)  # whether scales go into the weight
         weight = self._weight(cell, first, fold=fold)
         bias = self._cell_values(self.affine.shifts, cell, first) if shift else None
         groups = cell.width if self.layer.op.depthwise else 1

@@ -53,8 +53,8 @@ class Mts(Form):
         """Write one convolution over all blocks; scales and shifts that tasks do not agree on follow as tables."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
-        source = room.get(layer.inputs[0], STITCHED, clean=not layer.op.depthwise)
-        fold = all_agree(outputs, affine.scales)
+        source = room.get(layer.inputs[0], STITCHED, clean=not layer.op.depthwise)  # only dense layers mix columns
+        fold = all_agree(outputs, affine.scales)  # whether scales are multiplied into the weights
         weight = _stitched_matrix(layer, inputs, outputs, affine if fold else Affine.identity(outputs.widths))
         shift_in_bias = fold and all_agree(outputs, affine.shifts)
         groups = weight.shape[0] if layer.op.depthwise else 1
@@ -171,34 +171,34 @@ class Fused:
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         if layer.op.depthwise or len(outputs.spaces) > 1:
             return Split().lower(room, layer, chain)
-        before, after = fused_layout(room, inputs), fused_layout(room, outputs)
+        input_layout, output_layout = fused_layout(room, inputs), fused_layout(room, outputs)
         kernels = [kernel(layer, task) for task in range(outputs.tasks)]
         spaces = (inputs.spaces, outputs.spaces[0])
-        packed = pack(kernels, *spaces, layer.op.window, align=after.align, input_align=before.align)
+        packed = pack(kernels, *spaces, layer.op.window, align=output_layout.align, input_align=input_layout.align)
         affine, used = leading_affine(room, layer, chain)
         tensors = [
-            room.tensor(layer.inputs[0], before),
+            room.tensor(layer.inputs[0], input_layout),
             room.builder.constant(packed.weights, "weight", weight=True),
             room.builder.constant(packed.spread(affine.scales), "scale"),
             room.builder.constant(packed.spread(affine.shifts), "shift"),
         ]
         if other := _residual(layer, chain[used:], room):
-            tensors.append(room.tensor(other, after))
+            tensors.append(room.tensor(other, output_layout))
             used += 1
         activation = _activation(chain[used].op) if used < len(chain) else Activation("")
-        used += activation is not None and activation.function != ""
+        used += activation is not None and activation.function != ""  # one more layer if there is an activation
         size = room.family.values[layer.output][0]
         picture = (size.height, size.width)
         tensor = room.builder.add(
             "FusedConv",
             *tensors,
             shape=(room.rows.total, packed.outputs, *picture),
-            packed=replace(packed, weights=np.zeros(0, packed.weights.dtype)),
+            packed=replace(packed, weights=np.zeros(0, packed.weights.dtype)),  # the weights are in a constant already
             rows=room.rows.batches,
             activation=activation or Activation(""),
             macs=sum(array.size * rows for array, rows in zip(kernels, room.rows.batches, strict=True)) * prod(picture),
         )
-        return Lowered(PlacedValue(after, (tensor,)), used)
+        return Lowered(PlacedValue(output_layout, (tensor,)), used)
 
 
 def _stored_numbers(room: Room, layer: FamilyLayer) -> int:
