@@ -342,16 +342,9 @@ class Machine:
 
 
 CPU = Machine(
-    "cpu",
-    launch_s=5e-6,
-    units=1,
-    unit_macs_per_s=18e9,
-    tile=(4, 16, 1),
-    bytes_per_s=25e9,
-    unfold_s=0.64e-9,
-    strided_unfold_s=1.15e-9,
-    joins_rows=False,
-)
+    "cpu", launch_s=5e-6, units=1, unit_macs_per_s=18e9, tile=(4, 16, 1), bytes_per_s=25e9,
+    unfold_s=0.64e-9, strided_unfold_s=1.15e-9, joins_rows=False,
+)  # fmt: skip
 """One core of a Neoverse-N1 under onnxruntime 1.31, whose convolutions unfold each picture by itself."""
 H200 = Machine("h200", launch_s=5e-6, units=132, unit_macs_per_s=0.9e12, tile=(64, 64, 32), bytes_per_s=4e12)
 """Kernels of cuDNN in one CUDA graph, TF32."""

@@ -447,22 +447,25 @@ class _KernelAssembly:
     def add_weight(self, note: KernelNote, array: Array, scales: Sequence[Array]) -> None:
         """Copy the pieces in the weight *array* that are still missing; *scales* (by task) are folded into it."""
         array = undo_slabs(array, note.slabs, self.window) if note.slabs else array
-        rows = _range_bounds([self.outputs.parts[part].width for part in note.outs])
-        columns = [0, 1] if self.depthwise else _range_bounds([self.inputs.parts[part].width for part in note.ins])
-        array = array.reshape(rows[-1], columns[-1], *self.window)
+        row_bounds = _range_bounds([self.outputs.parts[part].width for part in note.outs])
+        in_widths = [1] if self.depthwise else [self.inputs.parts[part].width for part in note.ins]
+        column_bounds = _range_bounds(in_widths)
+        array = array.reshape(row_bounds[-1], column_bounds[-1], *self.window)
         if not self.kernels:
             input_widths = [1] * self.outputs.tasks if self.depthwise else self.inputs.widths
             shapes = zip(self.outputs.widths, input_widths, strict=True)
             self.kernels = [np.zeros((*shape, *self.window), array.dtype) for shape in shapes]
         for row, out in enumerate(note.outs):
             for column, inp in enumerate([_NO_INPUT_PART] if self.depthwise else note.ins):
-                piece = array[rows[row] : rows[row + 1], columns[column] : columns[column + 1]]
+                rows, columns = slice(*row_bounds[row : row + 2]), slice(*column_bounds[column : column + 2])
+                piece = array[rows, columns]
                 self._put(out, inp, piece, note.task, scales)
 
     def _put(self, out_part: int, in_part: int, piece: Array, source_task: int | None, scales: Sequence[Array]) -> None:
         """Write *piece*, without its scale, into the kernels of all tasks that have both *out_part* and *in_part*.
 
-        *source_task*: the task whose scale is folded into *piece*; None: the first that has both parts.
+        Parts are given by their indices in ``Channels.parts``. *source_task*: the task whose scale, one of *scales* (by
+        task), is folded into *piece*; None: the first that has both parts.
         """
         out = self.outputs.parts[out_part]
         inp = out if self.depthwise else self.inputs.parts[in_part]

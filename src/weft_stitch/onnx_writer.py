@@ -44,7 +44,9 @@ def to_onnx(graph: Graph, metadata: Mapping[str, str] = _NOTHING) -> OnnxModel:
     )
 
 
-def keep_models(read: Iterable[str | os.PathLike[str]], written: Iterable[str | os.PathLike[str] | None]) -> None:
+def refuse_overwriting(
+    read: Iterable[str | os.PathLike[str]], written: Iterable[str | os.PathLike[str] | None]
+) -> None:
     """Raise ``StitchError`` if a file of *written* is also one of *read*."""
     models = {Path(path).resolve() for path in read}
     for path in written:

@@ -1,4 +1,8 @@
-"""Reports of stitched models, which compare the ways to run them: tables, sentences, JSON and a picture."""
+"""Reports of stitched models, which compare the ways to run them: tables, sentences, JSON and a picture.
+
+A model is stitched by channels (``Stitching``) or to a body (``BodyStitching``), each of whose steps runs once for a
+*crew*: models with equal weights in it.
+"""
 
 from __future__ import annotations
 
@@ -202,9 +206,7 @@ def figure(stitching: Stitching) -> Figure:
     ways = [(label, way) for way, label, _ in labelled_ways(stitching)]
     timed = all(way.measured_s is not None for _, way in ways)
     columns = {
-        "measured ms" if timed else "predicted ms": [
-            1e3 * ((way.measured_s if timed else None) or way.predicted_s) for _, way in ways
-        ],
+        "measured ms" if timed else "predicted ms": [1e3 * _seconds(way, measured=timed) for _, way in ways],
         "weights MB": [way.weight_bytes / 1e6 for _, way in ways],
     }
     labels = [label for label, _ in ways]
@@ -249,10 +251,12 @@ def ways_table(stitching: Stitching) -> ResultTable:
 def labelled_ways(stitching: Stitching) -> list[tuple[Way, str, bool]]:
     """Every way to run the models, its label, and whether it is the result of the stitching."""
     groups = stitching.summaries
-    rows = [(stitching.before, "one after another" if stitching.family.tasks > 1 else "as it is", False)]
+    separate_label = "one after another" if stitching.family.tasks > 1 else "as it is"
+    rows = [(stitching.before, separate_label, False)]
     if len(groups) == 1:
         rows.append((groups[0].stitched, _stitched_label(groups[0]), True))
-        rows += [(way, _rival_label(way, rows[0][1]), False) for way in groups[0].ways[2:]]
+        rivals = groups[0].ways[2:]  # behind the sequential and the stitched way
+        rows += [(way, _rival_label(way, separate_label), False) for way in rivals]
     else:
         rows += [(group.stitched, f"group {n}: {', '.join(group.models)}", False) for n, group in enumerate(groups)]
         rows.append((stitching.after, "all groups", True))
@@ -263,8 +267,8 @@ def _stitched_label(summary: Summary) -> str:
     return f"stitched: {summary.form}{' in slabs' * summary.stitched.slabs}"
 
 
-def _rival_label(way: Way, alone: str) -> str:
-    return way.name.replace("sequential", alone) + " in slabs" * way.slabs
+def _rival_label(way: Way, separate_label: str) -> str:
+    return way.name.replace("sequential", separate_label) + " in slabs" * way.slabs
 
 
 def _way_cells(way: Way, separate: Way, *, timed: bool, is_group: bool) -> tuple[str, ...]:
@@ -343,10 +347,12 @@ def way_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
 def step_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
     """Rows of the table ``STEPS``: every step that has weights, with the models that share them."""
     return [
-        (step.name, step.op, f"{step.bytes / 1e3:.1f}", str(sum(map(len, step.crews))), shared_by, _own_text(step))
+        (
+            step.name, step.op, f"{step.bytes / 1e3:.1f}", str(sum(map(len, step.crews))),
+            _sharers_text(stitching, step), _own_text(step),
+        )
         for step in stitching.shared
-        for shared_by in [_sharers_text(stitching, step)]
-    ]
+    ]  # fmt: skip
 
 
 def body_sentences(stitching: BodyStitching) -> list[str]:

@@ -34,7 +34,7 @@ from weft_stitch.bodies.probing import (
 from weft_stitch.file_description import tasks_metadata
 from weft_stitch.graph import Graph
 from weft_stitch.net import Array
-from weft_stitch.onnx_writer import keep_models, write_onnx
+from weft_stitch.onnx_writer import refuse_overwriting, write_onnx
 from weft_stitch.reading.onnx_program import Constants, ModelProgram, read_program
 from weft_stitch.running.sessions import CLOSE, Difference, load_session, relative_difference, run_session
 
@@ -268,7 +268,7 @@ class BodyStitching:
     def to_onnx(self, path: str | os.PathLike[str]) -> tuple[Path, ...]:
         """Write an ONNX file, which ``weft serve`` serves as the separate models."""
         target = Path(path)
-        keep_models(self.files.values(), [target])
+        refuse_overwriting(self.files.values(), [target])
         write_onnx(self.graph, target, self.metadata)
         return self.outputs(path)
 

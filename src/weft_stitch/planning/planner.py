@@ -197,9 +197,10 @@ class _FormSearch:
         best = self._walk(0.0)
         if cap is None or best.weight_bytes <= cap:
             return best.options
+        # prices of a byte: at *high* first, the weights of the fastest options cost as much as their time
         low, high = 0.0, max(best.price, 1e-9) / max(1, best.weight_bytes)
         while (fitting := self._walk(high)).weight_bytes > cap:
-            if high > 1.0:
+            if high > 1.0:  # a second per byte: by this price, only the weights count
                 raise StitchError(
                     f"the weights take {fitting.weight_bytes} bytes at least, and {cap} are allowed; "
                     "allow more, or stitch the models in groups"
@@ -231,6 +232,7 @@ class _FormSearch:
             distinct.setdefault((*forms.items(), self._layers_in_slabs(mixture)), (name, mixture))
         named = list(distinct.values())
         graphs = [self._graph(options) for _, options in named]
+        # the first mixture, of index 0, is always compared
         fitting = [index for index, graph in enumerate(graphs) if not index or cap is None or graph.weight_bytes <= cap]
         self.progress(f"comparing {len(fitting)} whole graphs")
         times = dict(zip(fitting, cost.seconds([graphs[index] for index in fitting]), strict=True))
