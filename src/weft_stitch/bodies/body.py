@@ -63,7 +63,8 @@ def low_rank(difference: Array, allowed: float) -> LowRank | None:
     most_rank = depth * width // (WORTH * (depth + width))  # the rank at which both factors take 1/WORTH of the weight
     rng = np.random.default_rng(0)
     for count in sorted({min(rank, most_rank) for rank in (*_FIRST_RANKS, most_rank)}):
-        sketch = difference @ rng.standard_normal((width, min(count + _OVERSAMPLING, width)), np.float32)
+        random_vectors = rng.standard_normal((width, min(count + _OVERSAMPLING, width)), np.float32)
+        sketch = difference @ random_vectors
         basis, _ = np.linalg.qr(difference @ (difference.T @ sketch))  # a power iteration damps small singular values
         part = _project(basis, basis.T @ difference, difference, allowed)
         residual = float(np.linalg.norm(difference - part.down @ part.up))
@@ -281,13 +282,14 @@ class Aligner:
         )
 
     def assign(self, task: int, program: ModelProgram) -> dict[str, BodyValue]:
-        """Assign the nodes of *program* to steps, as model *task*; return the values of its outputs."""
+        """Assign the nodes of *program* to steps, as the model of number *task*; return the values of its outputs."""
         self._inputs += [port.name for port in program.inputs if port.name not in self._inputs]
         values = {port.name: BodyValue(-1, self._inputs.index(port.name)) for port in program.inputs}
         occurrences: Counter[object] = Counter()
         step_numbers = []
         for node in program.nodes:
-            read = tuple(values.get(name) for name in node.inputs)
+            read = tuple(values.get(name) for name in node.inputs)  # None for constants
+            # with whether each input and output is there or omitted
             kind = (node.signature, read, *(tuple(map(bool, names)) for names in (node.inputs, node.outputs)))
             number = self._step(node, read, (kind, occurrences[kind]))
             occurrences[kind] += 1

@@ -37,7 +37,7 @@ class CrewNote(NotePart):
     tasks: tuple[int, ...] = ()
     """The models' numbers; empty for all models."""
     held: tuple[ConstantNote, ...]
-    """The constant of each input."""
+    """For each input, the constant that these models hold there."""
 
 
 class PartNote(NotePart):
@@ -148,7 +148,7 @@ def read_body(path: Path) -> Body:
 def rebuild_body(text: str, weights: Callable[[str], Array]) -> Body:
     """Rebuild the body that *text* describes. *weights*: returns a constant by its name.
 
-    Attributes other than numbers, ports, exits and the operator set are not described and stay empty.
+    Ports, exits, the operator set and attributes that are no numbers are not described: they stay empty, or 0.
     """
     note = parse_note(text, BodyNote, BODY_KEY, VERSION)
     _check_note(note)
@@ -207,7 +207,8 @@ def _rebuild_step(
 
 def _build_step(note: StepNote, tasks: int, constants: Constants, weights: Callable[[str], Array]) -> BodyStep:
     """Rebuild a step; ``KeyError`` or ``ValueError`` if its constants are not there or do not fit."""
-    node = ProgramNode(note.name, note.op, (), ("made",), note.settings, "")
+    # names and signature, which only matter while models are aligned, are not described
+    node = ProgramNode(note.name, note.op, inputs=(), outputs=("made",), attributes=note.settings, signature="")
     step = BodyStep(node, tuple(None if value is None else BodyValue(*value) for value in note.inputs))
     for crew in note.crews:
         keys = tuple(_store_constant(constant, constants, weights) for constant in crew.held)
@@ -218,7 +219,7 @@ def _build_step(note: StepNote, tasks: int, constants: Constants, weights: Calla
         if part.down:
             down, up = weights(part.down)[part.at, :, : part.rank], weights(part.up)[part.at, : part.rank]
             step.parts[task] = LowRank(down, up, kind=part.kind)
-    if note.lines:
+    if note.lines:  # only that some model has lines of its own is known
         step.lines[0] = OwnLines(0, _NOT_STORED, _NOT_STORED)
     return step
 

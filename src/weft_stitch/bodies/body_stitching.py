@@ -51,6 +51,7 @@ class BodyBench:
     def __init__(self, body: Body, files: Sequence[Path], threads: int) -> None:
         self._body, self._files, self._threads = body, files, threads
         self._loaded: tuple[int, ModelRun] | None = None
+        """The number of the model that is loaded, and how to run it."""
 
     def alone(self, task: int, feed: Feed) -> dict[str, Array]:
         """Run one model alone: its own file, or the base with its adapter. Returns outputs by name."""
@@ -66,6 +67,7 @@ class BodyBench:
             values = self._body.values(task)
             graph = model_graph(self._body, task, values)
             session = self._session(graph, optimise=False)
+            # always the largest number of rows, so that runs of fewer have the first of them
             drawn = samples.draw(np.random.default_rng(0), task, MORE[0], length)
             feed = self._rename_feed(task, {name: array[:rows] for name, array in drawn.items()})
             try:
@@ -322,28 +324,31 @@ def _read_body(
     """Read the models into one body; return it, and the total bytes of the separate models."""
     constants, separate_bytes = Constants(), 0
     aligner = Aligner(constants)
-    reference = adapted = None
+    reference = adapted_base = None
     if base is not None:
         program = read_program(base, constants)
         aligner.assign(BASE, program)
         reference = Reference(aligner.steps, BASE, constants) if tolerance else None
-        adapted = AdaptedBase(program, aligner.steps_of_nodes[BASE], constants)
+        adapted_base = AdaptedBase(program, aligner.steps_of_nodes[BASE], constants)
     taken_names: list[str] = []
     for number, file in enumerate(files):
         on_stage("reading", number, len(files))
-        adapter = read_adapter(Path(file)) if adapted and is_adapter(file) else None
+        adapter = read_adapter(Path(file)) if adapted_base and is_adapter(file) else None
         name = names[number] if names else ""
-        program = adapted.named(name or Path(file).name) if adapted and adapter else read_program(file, constants, name)
+        if adapted_base and adapter:
+            program = adapted_base.named(name or Path(file).name)
+        else:
+            program = read_program(file, constants, name)
         if not servable(program.name) or program.name in taken_names:
             raise StitchError(f"{program.name!r} is no name for one model, or for two; give names = a,b,c")
         taken_names.append(program.name)
         separate_bytes += _weight_bytes(program, constants)
         task = aligner.add(program)
-        if adapted and adapter:
-            _adapt(adapted, aligner, task, adapter, file)
+        if adapted_base and adapter:
+            _adapt(adapted_base, aligner, task, adapter, file)
         elif reference:
             reference.bring_near(aligner.steps, task, tolerance)
-        reference = reference or Reference(aligner.steps, task, constants)
+        reference = reference or Reference(aligner.steps, task, constants)  # without a base, the first model
     for step in aligner.steps:
         step.contents.pop(BASE, None)
     return aligner.body(), separate_bytes

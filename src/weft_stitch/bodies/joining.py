@@ -117,7 +117,7 @@ class _Joiner:
         self._names_given = 0
 
     def write(self, fill: Fill | None) -> list[GraphTensor]:
-        """Write all steps; return the outputs of all models. Without *fill*, inputs are not padded."""
+        """Write all steps; return the outputs of all models. *fill*: see ``join``; None: inputs are not padded."""
         self._read_inputs(fill)
         for number in range(len(self.body.steps)):
             # called for every step in order, so that keys of earlier steps are cached and the recursion stays shallow
@@ -259,7 +259,8 @@ class _Joiner:
             return self._value_has_rows(index) and not self._is_interleaved(index)
         source = step.inputs[0]
         place = self.places.get(source) if source else None
-        if place is None or (place.row_axis, place.per_row, place.by_length) != (0, 1, False):
+        has_one_entry_per_row = place is not None and (place.row_axis, place.per_row, place.by_length) == (0, 1, False)
+        if place is None or not has_one_entry_per_row:
             return False
         return len(place.sizes) in (2, 3)  # [rows, features] or [rows, length, features]
 
@@ -347,7 +348,7 @@ class _Joiner:
     def _gather_rows(self, value: BodyValue, crew: Crew) -> str:
         """Concatenate a value's rows for *crew* from existing tensors: of whole crews where they fit, else by model."""
         parts: list[str] = []
-        models = list(crew)
+        models = list(crew)  # those whose rows are not in *parts* yet
         while models:
             fitting = [
                 group for group in self._tensors[value] if len(group) > 1 and tuple(models[: len(group)]) == group

@@ -67,6 +67,7 @@ class _Narrower:
         """Record which positions *step* needs of its inputs, by those that are needed of its outputs."""
         output_positions = set().union(*(self._positions_read.get(name, set()) for name in step.outputs if name))
         selected = self._selected_position(step)
+        # the position that is needed of the outputs, if it is one only
         position = next(iter(output_positions)) if len(output_positions) == 1 else None
         input_positions = self._needed_inputs(step, position) if position and not selected else {}
         if position and input_positions:

@@ -76,7 +76,7 @@ def locate_values(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
 def locate_outputs(body: Body, task: int, runs: OutputRuns) -> dict[str, BodyPlace]:
     """Find the layouts of a model's outputs; ``StitchError`` if an output has not one row per input row."""
     small, more, longer = (runs(task, *sizes) for sizes in (SMALL, MORE, LONGER))
-    places = {}
+    places = {}  # output -> its layout
     for name, array in small.items():
         shapes = [outputs[name].shape for outputs in (small, more, longer)]
         place = _infer_place(f"output {name}", shapes, str(array.dtype))
@@ -96,6 +96,7 @@ def _infer_place(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> Bo
     if not row_axes:
         return BodyPlace(small, dtype, None, length_axes=tuple(long_axes))
     axis = row_axes[0]
+    # the axis must grow in proportion to the rows, and below to the length
     if len(row_axes) > 1 or small[axis] * MORE[0] != more[axis] * SMALL[0]:
         raise StitchError(f"{name} mixes rows: it is {small} for {SMALL[0]} of them, {more} for {MORE[0]}")
     per_row, by_length = small[axis] // SMALL[0], axis in long_axes
@@ -127,7 +128,7 @@ def _nearly_equal(one: Array, other: Array) -> bool:
     if one.dtype.kind != "f":
         return bool(np.array_equal(one, other))
     finite = one[np.isfinite(one)]
-    return bool(np.allclose(one, other, 1e-3, 1e-3 * float(np.abs(finite).max(initial=0)), equal_nan=True))
+    return bool(np.allclose(one, other, rtol=1e-3, atol=1e-3 * float(np.abs(finite).max(initial=0)), equal_nan=True))
 
 
 ROWS, SHORT, LONG = 2, 5, 7
@@ -198,7 +199,10 @@ def tables(body: Body, task: int) -> dict[str, int]:
 
 
 def find_padding(body: Body, answers: Answers, close: Callable[[Array, Array], bool]) -> BodySamples:
-    """Find the first padding values that change no answer of the first model."""
+    """Find the first padding values that change no answer of the first model; random inputs that use them.
+
+    *answers*: runs a model. *close*: compares an answer with the expected one.
+    """
     indices = tables(body, 0)
     integers = [name for name, port in body.ports[0].items() if not port.dtype.startswith("float")]
     masks = [name for name in {**dict.fromkeys(integers), **_new_integer_inputs(body)} if name not in indices]
