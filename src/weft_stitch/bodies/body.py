@@ -296,7 +296,7 @@ class Aligner:
             step_numbers.append(number)
             step = self.steps[number]
             step.contents[task] = tuple(program.constants.get(name, "") for name in node.inputs)
-            step.names[task] = node.where
+            step.names[task] = node.label
             values |= {name: BodyValue(number, output_index) for output_index, name in enumerate(node.outputs) if name}
         self.steps_of_nodes[task] = tuple(step_numbers)
         for name in program.outputs:

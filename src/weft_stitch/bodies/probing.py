@@ -67,7 +67,7 @@ def locate_values(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
         for value, array in small.items():
             if value not in places:
                 node = body.steps[value.step].node
-                name, arrays = f"{node.where} ({node.op})", [array, more[value], longer[value]]
+                name, arrays = f"{node.label} ({node.op})", [array, more[value], longer[value]]
                 place = _infer_place(name, [sample.shape for sample in arrays], str(array.dtype))
                 places[value] = place._replace(interleaved=_is_interleaved(name, place, array, more[value]))
     return places
