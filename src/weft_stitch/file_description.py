@@ -28,15 +28,7 @@ from weft_stitch.family import Block, ChannelSpace, Family, FamilyLayer, Sharing
 from weft_stitch.graph import Graph, KernelOrigin
 from weft_stitch.layouts import Affine, Channels, channels, tidy
 from weft_stitch.lowering import port_name
-from weft_stitch.net import (
-    Array,
-    Net,
-    Op,
-    Port,
-    Value,
-    Window,
-    infer,
-)
+from weft_stitch.net import Array, Net, Op, Port, Value, Window, infer
 from weft_stitch.slabs import undo_slabs
 
 VERSION = 1

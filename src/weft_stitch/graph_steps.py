@@ -16,15 +16,7 @@ from typing import Any
 import numpy as np
 
 from weft_stitch.graph import DYNAMIC, Builder, Graph, KernelOrigin
-from weft_stitch.net import (
-    Array,
-    Net,
-    Op,
-    Port,
-    Value,
-    Window,
-    infer,
-)
+from weft_stitch.net import Array, Net, Op, Port, Value, Window, infer
 
 Shape = tuple[int, ...]
 

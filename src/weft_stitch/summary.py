@@ -141,13 +141,7 @@ def graph_way(name: str, graph: Graph, cost: Modelled) -> Way:
     """The sizes and predicted time of *graph*, whose rows must be known."""
     counts, seconds = count(graph, stored=stored_bytes(graph)), sum(cost.by_layer(graph).values())
     return Way(
-        name,
-        counts.macs,
-        counts.weight_bytes,
-        counts.table_bytes,
-        counts.activation_bytes,
-        counts.launches,
-        seconds,
+        name, counts.macs, counts.weight_bytes, counts.table_bytes, counts.activation_bytes, counts.launches, seconds
     )
 
 
@@ -167,12 +161,7 @@ def sum_ways(name: str, ways: Sequence[Way]) -> Way:
 
 
 def layer_rows(
-    family: Family,
-    sharing: Sharing,
-    graph: Graph,
-    forms: Mapping[str, str],
-    plan: Plan | None,
-    cost: Modelled,
+    family: Family, sharing: Sharing, graph: Graph, forms: Mapping[str, str], plan: Plan | None, cost: Modelled
 ) -> tuple[LayerRow, ...]:
     """A row for every layer that takes a form, in order; the rows of *graph*, the stitched one, must be known."""
     wiring, counts, times = wire(family), count(graph, stored=stored_bytes(graph)).layers, cost.by_layer(graph)

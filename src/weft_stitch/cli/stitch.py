@@ -234,12 +234,7 @@ def print_body(stitching: BodyStitching, *, layers: bool) -> None:
 
 
 def _print_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[tuple[str, ...]],
-    styles: Sequence[str] = (),
-    *,
-    left: int = 1,
+    title: str, columns: Sequence[str], rows: Sequence[tuple[str, ...]], styles: Sequence[str] = (), *, left: int = 1
 ) -> None:
     """Print a table without the ``SPARE`` columns that do not fit the terminal."""
     shown = list(range(len(columns)))

@@ -9,15 +9,7 @@ import numpy as np
 
 from weft_stitch.family import Family, Sharing, Wiring
 from weft_stitch.graph import DYNAMIC, Builder
-from weft_stitch.layouts import (
-    APART,
-    COMPACT,
-    FUSED,
-    STACKED,
-    BlockPart,
-    Channels,
-    Layout,
-)
+from weft_stitch.layouts import APART, COMPACT, FUSED, STACKED, BlockPart, Channels, Layout
 from weft_stitch.net import Array
 
 
@@ -202,13 +194,7 @@ class Room:
     """The state of the lowering of one family: every value in the layouts computed so far."""
 
     def __init__(
-        self,
-        builder: Builder,
-        family: Family,
-        wiring: Wiring,
-        sharing: Sharing,
-        batches: Sequence[int],
-        align: int = 1,
+        self, builder: Builder, family: Family, wiring: Wiring, sharing: Sharing, batches: Sequence[int], align: int = 1
     ) -> None:
         self.align = align
         self.builder, self.family, self.wiring, self.sharing = builder, family, wiring, sharing
