@@ -76,6 +76,7 @@ class PlanContest:
         cap = self.most_bytes
         within_cap = [index for index in indices if cap is None or self.plans[index].weight_bytes <= cap]
         within_cap = within_cap or list(indices)
+        # at least the fastest within the cap is fast enough
         limit_s = max(min(times) * (1 + self.slack), min(times[index] for index in within_cap))
         fast_enough = [index for index in within_cap if times[index] <= limit_s]
         return min(fast_enough, key=lambda index: (self.plans[index].weight_bytes, times[index], index))

@@ -409,7 +409,9 @@ class Modelled:
 
     def _matrix_product(self, step: GraphStep, graph: Graph) -> _Product:
         """The size of a Gemm, MatMul or FusedConv; a fused convolution's depth follows from its attribute ``macs``."""
-        output = self._shape(graph, step.outputs[0]) or (1,)
+        output = self._shape(graph, step.outputs[0]) or (
+            1,
+        )  # of FusedConv [rows, outs, height, width], else [..., outs]
         positions = prod(output[2:]) if step.op == "FusedConv" else prod(output[:-1])
         outs = output[1] if step.op == "FusedConv" else output[-1]
         if "macs" in step.attributes:

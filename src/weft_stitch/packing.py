@@ -275,7 +275,8 @@ def pack(
 ) -> PackedLayer:
     """Pack the kernels [out, in, height, width] of all tasks; shared pieces are read from the first task that has them.
 
-    *align* and *input_align* (by default the same): output and input blocks begin at multiples of these.
+    *inputs*, *output*: the channel spaces that the layer reads, and the one that it writes. *align* and *input_align*
+    (by default the same): output and input blocks begin at multiples of these.
     """
     tasks = range(len(kernels))
     input_align = align if input_align is None else input_align

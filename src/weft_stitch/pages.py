@@ -99,7 +99,8 @@ def percents(amounts: Sequence[int]) -> list[int]:
     total = max(1, sum(amounts))
     percentages = [100 * amount // total for amount in amounts]
     by_remainder = sorted(range(len(amounts)), key=lambda index: -(100 * amounts[index] % total))
-    for index in by_remainder[: 100 - sum(percentages) if any(amounts) else 0]:
+    missing = 100 - sum(percentages) if any(amounts) else 0
+    for index in by_remainder[:missing]:
         percentages[index] += 1
     return percentages
 
@@ -398,7 +399,7 @@ def _layer_name(name: str) -> str:
 
 
 def _own_kinds(steps: Sequence[SharedStep]) -> str:
-    """The kinds of the models' own differences, as text."""
+    """The kinds of the models' own differences, as text: of "3 columns", only "columns"."""
     return ", ".join(sorted({difference.split()[-1] for step in steps for difference in step.own}))
 
 

@@ -153,7 +153,7 @@ class _SlabRewriter:
 
     def convolve(self, step: GraphStep, geometry: _Geometry) -> None:
         """Write *step* in slabs, with the scale and shift of the steps after it."""
-        scale, shift, last = self._tables(step)
+        scale, shift, last = self._absorb_affine(step)
         source = step.inputs[0]
         self._materialise(source)
         if geometry.phases > 1:
@@ -229,7 +229,7 @@ class _SlabRewriter:
         shape = (first_size, channels, height, width)
         return self._add("Conv", (stacked, taps, *bias), shape, attributes, step.layer, output)
 
-    def _tables(self, step: GraphStep) -> tuple[Array, Array, str]:
+    def _absorb_affine(self, step: GraphStep) -> tuple[Array, Array, str]:
         """Absorb the Mul and Add after *step*: return scale and shift [1 or rows, channels], and the last output."""
         dtype = self.graph.constants[step.inputs[1]].dtype
         outs = self.graph.shapes[step.outputs[0]][1]
@@ -271,13 +271,13 @@ class _SlabRewriter:
         groups = _groups(step)
         split = (groups, channels // groups * height, width // phases, phases)
         merged = (phases * channels, height, width // phases)
-        phase_first = (groups, phases, *split[1:3])
+        phase_first = (groups, phases, *split[1:3])  # *split* with its last axis, the remainder, behind the groups
         separated = self._reshape(tensor, (rows, *split), step.layer)
         transposed = self._add("Transpose", (separated,), (rows, *phase_first), {"perm": [0, 1, 4, 2, 3]}, step.layer)
         return self._reshape(transposed, (rows, *merged), step.layer)
 
     def _try_flatten(self, step: GraphStep) -> bool:
-        """Run an elementwise *step* on flat tensors if one of its inputs is flat; return whether it did."""
+        """Run an elementwise *step* on flat tensors (``_flat``) if one of its inputs is flat; return whether it did."""
         tensors = [name for name in step.inputs if name and name not in self._constants]
         if not any(name in self._flat for name in tensors):
             return False

@@ -157,7 +157,8 @@ def rebuild_body(text: str, weights: Callable[[str], Array]) -> Body:
         _rebuild_step(number, step, len(note.names), constants, weights) for number, step in enumerate(note.steps)
     )
     outputs = tuple({port: BodyValue(*value) for port, value in ports.items()} for ports in note.outputs)
-    return Body(note.names, 0, steps, note.inputs, ({},) * len(note.names), outputs, constants, ((),) * len(note.names))
+    no_ports, no_exits = ({},) * len(note.names), ((),) * len(note.names)
+    return Body(note.names, 0, steps, note.inputs, no_ports, outputs, constants, no_exits)
 
 
 def _check_note(note: BodyNote) -> None:

@@ -314,7 +314,8 @@ class _Joiner:
         contents, index = step.contents[crew[0]], step.inputs[1]
         assert index is not None
         table = self.body.constants.arrays[contents[0]]
-        no_lines, first_lines, lines = OwnLines(len(table), np.arange(0), table[:0]), {}, [table]
+        no_lines = OwnLines(len(table), indices=np.arange(0), lines=table[:0])
+        first_lines, lines = {}, [table]  # id of a part -> its first line in the table of all *lines*
         parts = {task: step.lines.get(task, no_lines) for task in crew}
         for part in parts.values():
             if id(part) not in first_lines:

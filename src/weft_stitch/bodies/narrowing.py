@@ -118,6 +118,7 @@ class _Narrower:
         Inputs that are not in the result, such as the weights of a product, are needed in whole.
         """
         input_shape, output_shape = self._shape(step.inputs[0]), self._graph.shapes.get(step.outputs[0])
+        # without a computed first input of known shape, only an elementwise step can be narrowed, by its second
         if output_shape is None or input_shape is None or step.inputs[0] in self._graph.constants:
             return self._needed_operands(step, position, output_shape) if output_shape and step.op in _BINARY else {}
         if step.op in _BINARY:
@@ -132,6 +133,7 @@ class _Narrower:
             step.op in _UNARY
             or (step.op in ("LayerNormalization", "Softmax") and whole_axis > position.axis)
             or (step.op == "Split" and whole_axis != position.axis)
+            # a product treats the positions of the last axis but one separately
             or (step.op == "MatMul" and len(input_shape) == len(output_shape) == position.axis + 2)
             or (step.op == "Reshape" and self._copies_axes(step, position.axis))
         )

@@ -203,10 +203,10 @@ def _output_disputes(evidence: Evidence, layer: FamilyLayer, tolerance: float) -
             continue
         if tolerance == 0:
             keys = evidence.pair_keys(space, [Writer(layer.output, position, layer)])
-            table = keys.disagreeing(partition.members[shared])
+            disagreeing = keys.disagreeing(partition.members[shared])
         else:
-            table = _contradictions(evidence, layer, position, tolerance)[shared]
-        for index, task_a, task_b in np.argwhere(_pairs_with_first(table, partition.members[shared])).tolist():
+            disagreeing = _contradictions(evidence, layer, position, tolerance)[shared]
+        for index, task_a, task_b in np.argwhere(_pairs_with_first(disagreeing, partition.members[shared])).tolist():
             places_by_pair.setdefault((task_a, task_b), set()).add((position, int(shared[index])))
     return [_dispute(evidence, layer.output, pair, places) for pair, places in places_by_pair.items()]
 

@@ -66,7 +66,7 @@ def mergeable(partition: Partition, evidence: PairKeys) -> bool:
 
 def _keys_by_class(partition: Partition, evidence: PairKeys) -> Keys | None:
     """One fingerprint per class; None if a class's channels have different ones, or they depend on the other task."""
-    keys = evidence.keys[:, :, 0]
+    keys = evidence.keys[:, :, 0]  # compared with task 0; they must be the same for all, and every pair be comparable
     if evidence.allowed.sum() != len(keys) * (len(keys) - 1) or (evidence.keys != keys[:, :, None]).any():
         return None
     present = partition.members != NONE
@@ -210,8 +210,8 @@ def _kernel_keys(weight: Array, tolerance: float) -> Keys:
     """The fingerprints [out, in] of the kernels of *weight* [out, in, taps]; they differ for different inputs."""
     if tolerance > 0:  # near weights mostly round to the same step
         weight = np.rint(weight / (_COARSE * tolerance)).astype(np.float32)
-    taps = multipliers(np.arange(weight.shape[1]), weight.shape[2])
-    return np.asarray(np.einsum("oit,it->oi", scramble(weight), taps))
+    factors = multipliers(np.arange(weight.shape[1]), weight.shape[2])
+    return np.asarray(np.einsum("oit,it->oi", scramble(weight), factors))
 
 
 def _count_votes(keys_a: Keys, keys_b: Keys) -> tuple[Array, Array, Array]:
@@ -283,10 +283,11 @@ def merge_near(
     ties: bool = False,
     strangers: bool = False,
 ) -> None:
-    """Join classes whose weights differ by at most *tolerance*, pair of tasks by pair of tasks.
+    """Join classes of *space* whose weights differ by at most *tolerance*, pair of tasks by pair of tasks.
 
-    Only the two tasks are compared, not the others of their classes. Without *ties*, channels of nothing but zeros
-    (within the tolerance) are left alone. *strangers*: only compare tasks that share nothing yet, with ties.
+    Compared are the weights of *writers*, which compute the channels, and of *readers*, which read them; only those of
+    the two tasks, not of the others of their classes. Without *ties*, channels of nothing but zeros (within the
+    tolerance) are left alone. *strangers*: only compare tasks that share nothing yet, with ties.
 
     Candidates are found by *sketches*: products of a channel's weights with a few random vectors (directions). Like
     fingerprints they are sums over the layer's other side, of which shared parts can be taken alone. The distance of
@@ -309,10 +310,10 @@ def merge_near(
             ]
             # every writer must share some inputs of the two tasks, or it could not tell channels apart
             if len(channels_a) and len(channels_b) and all(view.size for view in views[: len(filtered)]):
-                left, right = _nearest(
+                paired_a, paired_b = _nearest(
                     views, channels_a, channels_b, tolerance, ties=ties or strangers, in_place=is_input
                 )
-                classes_a, classes_b = partition.labels[task_a][left], partition.labels[task_b][right]
+                classes_a, classes_b = partition.labels[task_a][paired_a], partition.labels[task_b][paired_b]
                 joinable = partition.joinable(classes_a, classes_b)
                 partition.join(classes_a[joinable], classes_b[joinable])
 
@@ -321,10 +322,10 @@ def _writer_weights(evidence: Evidence, writers: Sequence[Writer], task_a: int, 
     """The weights with which *writers* compute the channels, for tasks *task_a* and *task_b*."""
     for writer in writers:
         assert writer.layer is not None
-        cuts = [evidence.channels(writer.value, writer.position, task) for task in (task_a, task_b)]
+        ranges = [evidence.channels(writer.value, writer.position, task) for task in (task_a, task_b)]
         weights = flat_weights(writer.layer)
         if writer.role == "depthwise":
-            single_channel = np.zeros(1, np.int64)
+            single_channel = np.zeros(1, np.int64)  # a filter has one input, here of label 0 and in part 0
             sketches = [row_sketches(weights[task], single_channel, single_channel, 1) for task in (task_a, task_b)]
             shared, common_parts = (single_channel, single_channel), np.ones(1, bool)
         else:
@@ -334,9 +335,10 @@ def _writer_weights(evidence: Evidence, writers: Sequence[Writer], task_a: int, 
             inputs = evidence.common(writer.layer.inputs[0], task_a, task_b)
             shared = inputs.channels_a, inputs.channels_b
         sketch_a, sketch_b = (
-            sketch[cut][:, common_parts].sum(axis=1) for sketch, cut in zip(sketches, cuts, strict=True)
+            sketch[channel_range][:, common_parts].sum(axis=1)
+            for sketch, channel_range in zip(sketches, ranges, strict=True)
         )
-        yield WeightView((sketch_a, sketch_b), (weights[task_a][cuts[0]], weights[task_b][cuts[1]]), shared)
+        yield WeightView((sketch_a, sketch_b), (weights[task_a][ranges[0]], weights[task_b][ranges[1]]), shared)
 
 
 def _reader_weights(
@@ -349,13 +351,14 @@ def _reader_weights(
         common_parts = (incidence[:, task_a] & incidence[:, task_b]).astype(bool)
         outputs = evidence.common(layer.output, task_a, task_b)
         for position in evidence.positions(layer.inputs[0], space):
-            cuts = [evidence.channels(layer.inputs[0], position, task) for task in (task_a, task_b)]
+            ranges = [evidence.channels(layer.inputs[0], position, task) for task in (task_a, task_b)]
             sketch_a, sketch_b = (
-                sums[task][cut][:, common_parts].sum(axis=1) for task, cut in zip((task_a, task_b), cuts, strict=True)
+                sums[task][channel_range][:, common_parts].sum(axis=1)
+                for task, channel_range in zip((task_a, task_b), ranges, strict=True)
             )
             yield WeightView(
                 (sketch_a, sketch_b),
-                (weights[task_a][cuts[0]], weights[task_b][cuts[1]]),
+                (weights[task_a][ranges[0]], weights[task_b][ranges[1]]),
                 (outputs.channels_a, outputs.channels_b),
             )
 

@@ -123,7 +123,11 @@ class _SharingSearch:
             self._steps.step()
 
     def _guess(self, space: str, writers: Sequence[Writer]) -> None:
-        """Guess which channels of *space* are shared, by the weights of *writers*."""
+        """Guess which channels of *space* are shared, by the weights of *writers*.
+
+        Classes are joined if one pair of tasks agrees, or by vote. The repair then finds inputs that are not shared
+        after all; without them, classes are joined in which all pairs of tasks agree.
+        """
         partition, layers = self.partitions[space], [writer.layer for writer in writers if writer.layer is not None]
         merge(partition, self.evidence.pair_keys(space, writers), one_pair_suffices=True)
         self._merge_near(space, writers)
@@ -144,6 +148,7 @@ class _SharingSearch:
         readers = self.evidence.readers(space)
         # keys of readers are costly to compute; mostly the writers already disagree
         if mergeable(partition, self.evidence.pair_keys(space, writers)):
+            # with all weights around them known, channels that look the same are interchangeable
             merge(partition, self.evidence.pair_keys(space, writers, readers), ties=True)
         self._merge_near(space, writers, readers)
 

@@ -24,7 +24,7 @@ class Lowered(NamedTuple):
 
     placed: PlacedValue
     """The output of the layer, or of the last layer fused into it."""
-    used: int = 0
+    consumed: int = 0
     """Number of following layers that were fused into it."""
 
 
@@ -54,11 +54,11 @@ def leading_affine(room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer])
     any after it.
     """
     widths = room.channels(layer.output).widths
-    affine, used = Affine.identity(widths), 0
-    while used < len(chain) and chain[used].op.kind == "affine" and not _leaves_format(layer, chain[used]):
-        affine = affine.then(Affine.from_layer(chain[used], widths))
-        used += 1
-    return affine, used
+    affine, consumed = Affine.identity(widths), 0
+    while consumed < len(chain) and chain[consumed].op.kind == "affine" and not _leaves_format(layer, chain[consumed]):
+        affine = affine.then(Affine.from_layer(chain[consumed], widths))
+        consumed += 1
+    return affine, consumed
 
 
 def _leaves_format(layer: FamilyLayer, affine: FamilyLayer) -> bool:

@@ -171,13 +171,13 @@ class Split(Form):
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         """Write a cell for each set of tasks, and put their outputs together."""
-        affine, used = leading_affine(room, layer, chain)
+        affine, consumed = leading_affine(room, layer, chain)
         writer = CellWriter(room, layer, affine)
         classes: dict[Tasks, tuple[BlockPart, ...]] = {}
         for part in writer.outputs.parts:
             classes[part.tasks] = (*classes.get(part.tasks, ()), part)
         placed = _write_compact(writer, classes) if _has_one_shape(writer, classes) else _write_apart(writer, classes)
-        return Lowered(placed, used)
+        return Lowered(placed, consumed)
 
 
 def _has_one_shape(writer: CellWriter, classes: Classes) -> bool:
@@ -279,7 +279,7 @@ class Half(Form):
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         """Write both convolutions and their sum; fall back to ``Split`` where that is impossible."""
-        affine, used = leading_affine(room, layer, chain)
+        affine, consumed = leading_affine(room, layer, chain)
         writer = CellWriter(room, layer, affine)
         parts = writer.inputs.parts
         common = tuple(part for part in parts if part.tasks == writer.all_tasks)
@@ -295,7 +295,7 @@ class Half(Form):
         from_own = writer.stack_own(cells, shift=True)
         tensor = room.builder.add("Add", from_shared, from_own, shape=room.builder.shape(from_shared))
         all_columns_owned = bool(writer.outputs.owned(COMPACT).all())
-        return Lowered(PlacedValue(COMPACT, (tensor,), clean=all_columns_owned), used)
+        return Lowered(PlacedValue(COMPACT, (tensor,), clean=all_columns_owned), consumed)
 
 
 def _from_shared_inputs(writer: CellWriter, common: tuple[BlockPart, ...]) -> str:

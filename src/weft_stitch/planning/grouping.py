@@ -403,7 +403,7 @@ def interpolate(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
 
 def _snake_cuts(costed: _CostedModels) -> list[Cut]:
     """One cut for every number of groups: models are dealt out by latency, back and forth over the groups."""
-    all_kinds = range(len(costed.all_amounts))
+    all_kinds = range(len(costed.all_amounts))  # costed below: a group of one model, for each kind
     single_model_costs = [costed.cost(tuple(int(other == kind) for other in all_kinds)) for kind in all_kinds]
     kinds = [kind for kind, amount in enumerate(costed.all_amounts) for _ in range(amount)]
     kinds.sort(key=lambda kind: (-single_model_costs[kind].seconds, kind))

@@ -134,7 +134,7 @@ def plans(
     search = _FormSearch(family, sharing, cost, ANYWHERE, slabs, family.batches, dynamic, align, progress)
     best = search.cheapest(weight_cap_bytes)
     best_bytes = sum(option.weight_bytes for option in best)
-    caps = [lightest_bytes + int(part * (best_bytes - lightest_bytes)) for part in between]
+    caps = [lightest_bytes + int(fraction * (best_bytes - lightest_bytes)) for fraction in between]
     caps = [cap for cap in (*caps, heaviest_bytes) if lightest_bytes <= cap < best_bytes]
     lighter = [mixture for cap in caps if (mixture := search.within(cap)) is not None]
     return search.contenders([best, *lighter], cost, weight_cap_bytes)
@@ -346,7 +346,7 @@ class _FormSearch:
             mixture = []
             for segment, options in zip(self.segments, self.options, strict=True):
                 same_form = [option for option in options if option.form == form or segment.formed is None]
-                mixture += same_form[:1]
+                mixture += same_form[:1]  # the faster of those with and without slabs
             if len(mixture) == len(self.segments):
                 uniform[form] = mixture
         return uniform
