@@ -415,10 +415,8 @@ class _FamilyRebuilder:
         for _ in range(count):
             note = next(layer for layer in self.note.layers if layer.kind == "affine" and layer.inputs[0] == value)
             ops = tuple(self._op(note, None, task) for task in range(self.tasks))
-            affine, value = (
-                affine.then(Affine.from_layer(FamilyLayer(ops, note.inputs, note.output), widths)),
-                note.output,
-            )
+            affine = affine.then(Affine.from_layer(FamilyLayer(ops, note.inputs, note.output), widths))
+            value = note.output
         return affine.scales
 
 

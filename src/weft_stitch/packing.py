@@ -439,7 +439,10 @@ def _whole_tile(
 
 
 def _place_table(runs: list[BlockColumns], lines: list[WeightLine], width: int, taps: int, align: int) -> Array:
-    """The rows of ``PackedLayer.places`` [2, width] for one task and output block."""
+    """For one task and output block, where the weights of each input column begin, and how far apart taps are.
+
+    [2, width], as ``PackedLayer.places`` has them. *runs*, *lines*: the input blocks and where their weights lie.
+    """
     table = np.full((2, width), -1, np.int64)
     for run, line in zip(runs, lines, strict=True):
         block_columns = slice(run.start, run.start + run.block.width)

@@ -377,13 +377,15 @@ def body_sentences(stitching: BodyStitching) -> list[str]:
             f"order: {stitching.reordered} products are another model's, with heads or channels in another order"
         )
     if stitching.long and stitching.fill is None:
-        lines.append("lengths: no input hides what stands behind, so that all rows of a run must be of one length")
+        lines.append("lengths: no input masks padding, so that all rows of a run must be of one length")
     elif stitching.long and stitching.fill is not None:
         filled = ", ".join(f"{name} with {number:g}" for name, number in stitching.fill.items())
         lines.append(f"lengths: any in one run; shorter rows are filled, {filled}")
     if any(stitching.body.exits):
         models = ", ".join(name for name, exits in zip(stitching.names, stitching.body.exits, strict=True) if exits)
-        lines.append(f"exits: {models} answer with the first exit that is sure, but all rows go to the end of the body")
+        lines.append(
+            f"exits: {models} answer with the first confident exit, but all rows are computed to the end of the body"
+        )
     if stitching.difference is not None:
         lines.append(
             f"largest difference to the models: {stitching.difference.relative:.1e} of an output's largest number"

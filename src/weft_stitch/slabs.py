@@ -235,7 +235,7 @@ class _SlabRewriter:
         outs = self.graph.shapes[step.outputs[0]][1]
         scale = np.ones((1, outs), dtype)
         shift = np.zeros((1, outs), dtype)
-        if len(step.inputs) > 2:
+        if len(step.inputs) > 2:  # the convolution has a bias
             shift = self.graph.constants[step.inputs[2]].reshape(1, outs)
         last = step.outputs[0]
         for operator in ("Mul", "Add"):

@@ -121,6 +121,7 @@ def own_lines(shared: Array, table: Array) -> OwnLines | None:
     common = min(len(shared), len(table))
     indices = np.concatenate([_differing_columns(shared[:common].T, table[:common].T), np.arange(common, len(table))])
     difference = OwnLines(len(table), indices, table[indices])
+    # besides the lines, each line of the table has an index of 4 bytes
     return difference if WORTH * (difference.lines.nbytes + 4 * difference.count) <= table.nbytes else None
 
 
@@ -182,13 +183,21 @@ Crew = tuple[int, ...]
 """Models for which a step runs once, by their numbers, in ascending order."""
 
 
+INPUT_STEP = -1
+"""In place of a step's index in a value: the value is an input of the models."""
+
+
 class BodyValue(NamedTuple):
     """A tensor between steps: an output of one of them, or an input of the models."""
 
     step: int
-    """The index of the step that writes it; -1 for an input of the models."""
+    """The index of the step that writes it, or ``INPUT_STEP``."""
     output: int
     """The index among the step's outputs, or among the inputs."""
+
+    @property
+    def is_input(self) -> bool:
+        return self.step == INPUT_STEP
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +293,7 @@ class Aligner:
     def assign(self, task: int, program: ModelProgram) -> dict[str, BodyValue]:
         """Assign the nodes of *program* to steps, as the model of number *task*; return the values of its outputs."""
         self._inputs += [port.name for port in program.inputs if port.name not in self._inputs]
-        values = {port.name: BodyValue(-1, self._inputs.index(port.name)) for port in program.inputs}
+        values = {port.name: BodyValue(INPUT_STEP, self._inputs.index(port.name)) for port in program.inputs}
         occurrences: Counter[object] = Counter()
         step_numbers = []
         for node in program.nodes:

@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.base.errors import StitchError
 from weft.runtime.metadata import BODY_KEY
-from weft_stitch.bodies.body import Body, BodyStep, BodyValue, LowRank, OwnLines, crews
+from weft_stitch.bodies.body import INPUT_STEP, Body, BodyStep, BodyValue, LowRank, OwnLines, crews
 from weft_stitch.bodies.joining import JoinedBody
 from weft_stitch.file_description import NotePart, VersionedNote, parse_note, read_note
 from weft_stitch.net import Array
@@ -59,7 +59,7 @@ class StepNote(NotePart):
     op: str
     name: str
     inputs: tuple[tuple[int, int] | None, ...]
-    """Step and output of each value; step -1 is an input of the models."""
+    """Step and output of each value (``BodyValue``); None for a constant."""
     settings: dict[str, float] = {}  # noqa: RUF012 (pydantic copies defaults)
     """The operator's attributes that are numbers."""
     crews: tuple[CrewNote, ...]
@@ -180,7 +180,7 @@ def _check_note(note: BodyNote) -> None:
 def _check_read(note: BodyNote, where: str, before: int, values: Iterable[tuple[int, int] | None]) -> None:
     """Require each value to be an input of the models, or written by a step before number *before*."""
     for step, output in filter(None, values):
-        known = output in range(len(note.inputs)) if step == -1 else 0 <= step < before and output >= 0
+        known = output in range(len(note.inputs)) if step == INPUT_STEP else 0 <= step < before and output >= 0
         if not known:
             raise _unfit_error(f"reads output {output} of step {step} at {where}, which is not made before")
 

@@ -157,7 +157,7 @@ def _reorder_changes(
     unvisited, seen = [step.inputs[0]], set()
     while unvisited:
         value = unvisited.pop()
-        if value is None or value.step < 0 or value in seen or places[value].row_axis is None:
+        if value is None or value.is_input or value in seen or places[value].row_axis is None:
             continue
         seen.add(value)
         writer = body.steps[value.step]

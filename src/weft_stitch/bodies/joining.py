@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.base.errors import StitchError
-from weft_stitch.bodies.body import Body, BodyStep, BodyValue, Crew, LowRank, OwnLines, crews
+from weft_stitch.bodies.body import INPUT_STEP, Body, BodyStep, BodyValue, Crew, LowRank, OwnLines, crews
 from weft_stitch.bodies.narrowing import narrow_graph
 from weft_stitch.bodies.probing import BodyPlace, Fill
 from weft_stitch.graph import DYNAMIC, Graph, GraphStep, GraphTensor
@@ -158,7 +158,7 @@ class _Joiner:
         """
         if (number, task) not in self._crew_keys:
             step = self.body.steps[number]
-            read = [value for value in step.inputs if value is not None and value.step >= 0]
+            read = [value for value in step.inputs if value is not None and not value.is_input]
             input_keys = [
                 self._size_key(value.step, task) if self._value_has_rows(value) else self._crew_key(value.step, task)
                 for value in read
@@ -170,7 +170,7 @@ class _Joiner:
         """A number that is equal for models in which a step writes values of equal sizes."""
         if (number, task) not in self._size_keys:
             step = self.body.steps[number]
-            read = [value for value in step.inputs if value is not None and value.step >= 0]
+            read = [value for value in step.inputs if value is not None and not value.is_input]
             input_keys = [self._size_key(value.step, task) for value in read]
             outlines = [self.body.constants.outline(key) for key in step.contents[task] if key]
             self._size_keys[number, task] = self._number_for("outline", number, *outlines, *input_keys)
@@ -185,7 +185,7 @@ class _Joiner:
 
         Without known layouts there is one model only, and every value counts as having rows.
         """
-        return value.step < 0 or not self.places or self.places[value].row_axis is not None
+        return value.is_input or not self.places or self.places[value].row_axis is not None
 
     def _step_has_rows(self, number: int) -> bool:
         """Whether any output of step *number* has rows."""
@@ -374,7 +374,7 @@ class _Joiner:
         if (task,) not in by_crew:
             crew = next(group for group in by_crew if task in group)
             sizes = self.add("Concat", *(self._sizes[member].rows for member in crew), axis=0)
-            interleaved, place = self._is_interleaved(value), self.places[value] if value.step >= 0 else None
+            interleaved, place = self._is_interleaved(value), None if value.is_input else self.places[value]
             if place and place.per_row != 1 and not interleaved:
                 sizes = self.add("Mul", sizes, self.numbers([place.per_row]))
             if place and place.by_length and not interleaved:
@@ -390,7 +390,7 @@ class _Joiner:
 
     def _is_interleaved(self, value: BodyValue) -> bool:
         """Whether the rows of a value are interleaved along their axis (see ``BodyPlace.interleaved``)."""
-        return value.step >= 0 and self.places[value].interleaved
+        return not value.is_input and self.places[value].interleaved
 
     def _split_interleaved(self, value: BodyValue, tensor: str) -> str:
         """Give interleaved rows an axis of their own, right behind the axis that they shared with other numbers."""
@@ -415,7 +415,7 @@ class _Joiner:
 
     def _axis(self, value: BodyValue) -> int:
         """The axis of the rows of a value."""
-        return 0 if value.step < 0 else self.places[value].row_axis or 0
+        return 0 if value.is_input else self.places[value].row_axis or 0
 
     # Inputs and outputs
 
@@ -425,7 +425,7 @@ class _Joiner:
             for name, port in self.body.ports[task].items():
                 input_name = port_name(self.body, task, name)
                 self._inputs.append(replace(port, name=input_name, length=self._length_name(task)))
-                self._tensors.setdefault(BodyValue(-1, self.body.inputs.index(name)), {})[task,] = input_name
+                self._tensors.setdefault(BodyValue(INPUT_STEP, self.body.inputs.index(name)), {})[task,] = input_name
             self._sizes[task] = self._input_sizes(task)
         lengths = [size.length for size in self._sizes.values() if size.length]
         if len(lengths) > 1:
@@ -434,7 +434,7 @@ class _Joiner:
             for task in self.tasks:
                 for name, port in self.body.ports[task].items():
                     if port.long:
-                        by_crew = self._tensors[BodyValue(-1, self.body.inputs.index(name))]
+                        by_crew = self._tensors[BodyValue(INPUT_STEP, self.body.inputs.index(name))]
                         by_crew[task,] = self._pad_length(by_crew[task,], port, self._sizes[task].length, fill[name])
 
     def _input_sizes(self, task: int) -> _InputSizes:

@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.base.errors import StitchError
 from weft.runtime.tensors import Array
-from weft_stitch.bodies.body import Body, BodyValue
+from weft_stitch.bodies.body import INPUT_STEP, Body, BodyValue
 from weft_stitch.graph import DYNAMIC
 
 SMALL, MORE, LONGER = (2, 5), (3, 5), (2, 7)
@@ -184,7 +184,7 @@ def tables(body: Body, task: int) -> dict[str, int]:
     """Input that is an index into a table of the model -> the number of the table's lines."""
     sizes: dict[str, int] = {}
     # value that equals an input, but for casts -> the input
-    input_of = {BodyValue(-1, index): name for index, name in enumerate(body.inputs)}
+    input_of = {BodyValue(INPUT_STEP, index): name for index, name in enumerate(body.inputs)}
     for number, step in enumerate(body.steps):
         if task not in step.contents:
             continue

@@ -378,9 +378,9 @@ def _cut_equal_models(costed: _CostedModels, objective: Objective) -> list[Cut]:
 
     Costs of most group sizes are interpolated. Chosen sizes are then costed, until no interpolated one is chosen.
     """
-    (models,) = costed.all_amounts
-    samples = {size: costed.cost((size,)) for size in sorted({size for size in SIZES if size < models} | {models})}
-    lattice = Lattice((models,), lambda amounts: interpolate(samples, *amounts))
+    (count,) = costed.all_amounts
+    samples = {size: costed.cost((size,)) for size in sorted({size for size in SIZES if size < count} | {count})}
+    lattice = Lattice((count,), lambda amounts: interpolate(samples, *amounts))
     while True:
         cuts = lattice.best(objective)
         interpolated = {size for cut in cuts for (size,) in cut.groups} - samples.keys()
