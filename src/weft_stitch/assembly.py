@@ -154,15 +154,15 @@ class Stitched:
             else:
                 impossible[form] = rival
         return Summary(
-            self.names,
-            self.batches,
-            self.dynamic,
-            form_name(self.forms),
-            tuple(ways),
-            impossible,
-            count_kernels(self.family, self.sharing),
-            layer_rows(self.family, self.sharing, self.counted, self.forms, self.plan, cost),
-            space_rows(self.family, self.sharing),
+            models=self.names,
+            batches=self.batches,
+            dynamic=self.dynamic,
+            form=form_name(self.forms),
+            ways=tuple(ways),
+            impossible=impossible,
+            kernels=count_kernels(self.family, self.sharing),
+            layers=layer_rows(self.family, self.sharing, self.counted, self.forms, self.plan, cost),
+            spaces=space_rows(self.family, self.sharing),
         )
 
     @property

@@ -72,12 +72,12 @@ def count(graph: Graph, *, rows: int = 1, stored: Mapping[str, int] = _NOTHING) 
     table_bytes = total - sum(graph.constants[name].nbytes for name in kernels)
     layers = _count_layers(graph, rows, stored)
     return Counts(
-        sum(layer.macs for layer in layers.values()),
-        sum(stored.get(name, graph.constants[name].nbytes) for name in kernels),
-        table_bytes,
-        _peak_bytes(graph, rows),
-        sum(layer.launches for layer in layers.values()),
-        layers,
+        macs=sum(layer.macs for layer in layers.values()),
+        weight_bytes=sum(stored.get(name, graph.constants[name].nbytes) for name in kernels),
+        table_bytes=table_bytes,
+        activation_bytes=_peak_bytes(graph, rows),
+        launches=sum(layer.launches for layer in layers.values()),
+        layers=layers,
     )
 
 
@@ -284,6 +284,7 @@ class _Decoding:
         octets = self._add("Cast", f"{name}.codes", to=_INT32)
         joined = ""
         for byte_number in range(2 if bits <= 9 else 3):
+            # the byte of this number of each code; behind the row's end its last byte, whose bits are not used
             columns = self._integers(np.minimum(first_bits // 8 + byte_number, bits - 1))
             octet = self._add("Gather", octets, columns, axis=1)
             scaled = self._add("Mul", octet, self._integers(256**byte_number)) if byte_number else octet
@@ -396,12 +397,11 @@ class Modelled:
         )
         tile_outs, tile_positions, tile_depth = machine.tile
         # a single output channel is a matrix-vector product, which is not rounded up to whole tiles
-        rows_of_tiles = -(-product.outs // tile_outs)
-        outs_of_tiles = 1 if product.outs == 1 else rows_of_tiles * tile_outs
-        tiles = pictures * product.groups * rows_of_tiles * -(-positions // tile_positions)
-        tile_macs = (
-            outs_of_tiles * tile_positions * -(-product.depth // tile_depth) * tile_depth / max(1, rows_of_tiles)
-        )
+        tile_rows = -(-product.outs // tile_outs)
+        computed_outs = 1 if product.outs == 1 else tile_rows * tile_outs
+        computed_depth = -(-product.depth // tile_depth) * tile_depth
+        tiles = pictures * product.groups * tile_rows * -(-positions // tile_positions)
+        tile_macs = computed_outs * tile_positions * computed_depth / max(1, tile_rows)
         waves = -(-tiles // machine.units)
         unfolded = product.pictures * product.groups * product.depth * product.positions if product.unfolds else 0
         pixel_s = machine.strided_unfold_s if product.strided else machine.unfold_s
@@ -409,9 +409,8 @@ class Modelled:
 
     def _matrix_product(self, step: GraphStep, graph: Graph) -> _Product:
         """The size of a Gemm, MatMul or FusedConv; a fused convolution's depth follows from its attribute ``macs``."""
-        output = self._shape(graph, step.outputs[0]) or (
-            1,
-        )  # of FusedConv [rows, outs, height, width], else [..., outs]
+        # [rows, outs, height, width] of a FusedConv, else [..., outs]
+        output = self._shape(graph, step.outputs[0]) or (1,)
         positions = prod(output[2:]) if step.op == "FusedConv" else prod(output[:-1])
         outs = output[1] if step.op == "FusedConv" else output[-1]
         if "macs" in step.attributes:

@@ -291,10 +291,12 @@ def _channels(family: Family, value: str) -> ChannelCounts:
 def _mismatch_message(family: Family, layer: FamilyLayer, other: str) -> str:
     """Say why the channels of a layer's first operand and of *other* cannot be paired."""
     first = layer.inputs[0]
-    for task, (mine, theirs) in enumerate(zip(_channels(family, first), _channels(family, other), strict=True)):
-        if mine != theirs:
+    widths = zip(_channels(family, first), _channels(family, other), strict=True)
+    for task, (first_width, other_width) in enumerate(widths):
+        if first_width != other_width:
+            model = family.nets[task].name
             return (
-                f"{layer.name}: {layer.op.kind} of {mine} and {theirs} channels in {family.nets[task].name}; "
+                f"{layer.name}: {layer.op.kind} of {first_width} and {other_width} channels in {model}; "
                 "a broadcast over channels cannot be stitched, expand it in the model"
             )
     return (
@@ -316,13 +318,13 @@ def _name_spaces(family: Family, spaces: _SpaceNumbers, carried: Mapping[str, tu
     writers: dict[str, list[Writer]] = {name: [] for name in names.values()}
     sources = [(value, None) for value in family.inputs]
     layers = [(layer.output, layer) for layer in family.layers if role(layer) in ("dense", "depthwise", "separate")]
-    for value, writer in [*sources, *layers]:
+    for value, layer in [*sources, *layers]:
         for position, space in enumerate(carried[value]):
-            writers[names[space]].append(Writer(value, position, writer))
+            writers[names[space]].append(Writer(value, position, layer))
     return Wiring(
-        {value: tuple(names[space] for space in numbers) for value, numbers in carried.items()},
-        {name: spaces.widths[space] for space, name in names.items()},
-        {name: tuple(members) for name, members in writers.items()},
+        carries={value: tuple(names[space] for space in numbers) for value, numbers in carried.items()},
+        widths={name: spaces.widths[space] for space, name in names.items()},
+        writers={name: tuple(members) for name, members in writers.items()},
     )
 
 

@@ -351,14 +351,14 @@ class _FamilyRebuilder:
     def _net(self, task: int, layers: Sequence[FamilyLayer], tail: Sequence[Op]) -> Net:
         """The model of *task*, which runs *layers* and then *tail*."""
         note = self.note.nets[task]
-        ports = [
+        inputs, outputs = (
             tuple(Port(port.name, port.value, port.shape) for port in side) for side in (note.inputs, note.outputs)
-        ]
-        values = {port.value: Value(*size) for port, size in zip(ports[0], note.sizes, strict=True)}
+        )
+        values = {port.value: Value(*size) for port, size in zip(inputs, note.sizes, strict=True)}
         ops = (*(layer.ops[task] for layer in layers), *tail)
         for op in ops:
             values[op.output] = infer(op, tuple(values[value] for value in op.inputs))
-        return Net(note.name, ports[0], ops, ports[1], values, note.batch)
+        return Net(note.name, inputs, ops, outputs, values, note.batch)
 
     def _ops(self, note: OpNote) -> tuple[Op, ...]:
         """The operations of all tasks that *note* describes."""
@@ -377,13 +377,13 @@ class _FamilyRebuilder:
             note.kind,
             note.inputs,
             note.output,
-            kernel,
-            _vector(note.scale, entry),
-            _vector(note.shift, entry),
-            Window() if note.window is None else Window(*note.window),
-            note.groups[entry] if note.groups else 1,
-            note.function,
-            note.settings,
+            weight=kernel,
+            scale=_vector(note.scale, entry),
+            shift=_vector(note.shift, entry),
+            window=Window() if note.window is None else Window(*note.window),
+            groups=note.groups[entry] if note.groups else 1,
+            function=note.function,
+            settings=note.settings,
         )
 
     def _whole_kernel(self, note: OpNote, task: int) -> Array | None:
@@ -398,7 +398,7 @@ class _FamilyRebuilder:
 
     def _kernels(self, note: OpNote) -> list[Array]:
         """The kernels of a convolution in all tasks."""
-        if not self.note.kernels[note.output][0].outs:
+        if not self.note.kernels[note.output][0].outs:  # the kernel of each task is stored whole
             return [array for task in range(self.tasks) if (array := self._whole_kernel(note, task)) is not None]
         outputs, inputs = (channels(value, self.wiring, self.sharing) for value in (note.output, note.inputs[0]))
         stored, assembly = self.note.kernels[note.output], _KernelAssembly(note, outputs, inputs)
@@ -435,7 +435,10 @@ class _KernelAssembly:
         """
 
     def add_weight(self, note: KernelNote, array: Array, scales: Sequence[Array]) -> None:
-        """Copy the pieces in the weight *array* that are still missing; *scales* (by task) are folded into it."""
+        """Copy the pieces that the weight *array* holds, as *note* says, and that are still missing.
+
+        *scales*: for each task, those that are folded into the weight.
+        """
         array = undo_slabs(array, note.slabs, self.window) if note.slabs else array
         row_bounds = _range_bounds([self.outputs.parts[part].width for part in note.outs])
         in_widths = [1] if self.depthwise else [self.inputs.parts[part].width for part in note.ins]

@@ -170,16 +170,16 @@ class Builder:
     def finish(self) -> Graph:
         """The graph of everything added so far."""
         return Graph(
-            self.name,
-            tuple(self._inputs),
-            tuple(self._outputs),
-            tuple(self._steps),
-            self._constants,
-            frozenset(self._weights),
-            self._shapes,
-            self.tuned,
-            self.rounded,
-            tuple(self.origins),
+            name=self.name,
+            inputs=tuple(self._inputs),
+            outputs=tuple(self._outputs),
+            steps=tuple(self._steps),
+            constants=self._constants,
+            weights=frozenset(self._weights),
+            shapes=self._shapes,
+            tuned=self.tuned,
+            rounded=self.rounded,
+            origins=tuple(self.origins),
         )
 
     def _fresh(self, hint: str) -> str:

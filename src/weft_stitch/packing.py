@@ -280,8 +280,8 @@ def pack(
     """
     tasks = range(len(kernels))
     input_align = align if input_align is None else input_align
-    runs = [columns(inputs, task, input_align) for task in tasks]
-    outs = [columns([output], task, align) for task in tasks]
+    runs = [columns(inputs, task, input_align) for task in tasks]  # of input blocks
+    outs = [columns([output], task, align) for task in tasks]  # of output blocks
     store = _WeightStore(kernels, inputs, align)
     lines = _store_pieces(store, output, runs, outs)
     width = widest(inputs, input_align)
@@ -300,17 +300,17 @@ def pack(
                 tables.append(_place_table(runs[task], task_lines, width, store.taps, align))
         targets.append(tuple(task_tiles))
     return PackedLayer(
-        np.concatenate([sheet.ravel() for sheet in store.sheets]),
-        store.unique,
-        np.stack(tables, axis=1).astype(np.int32) if tables else np.zeros((2, 0, 0), np.int32),
-        tuple(targets),
-        window,
-        len(kernels),
-        width,
-        widest([output], align),
-        tuple(map(tuple, outs)),
-        align,
-        input_align,
+        weights=np.concatenate([sheet.ravel() for sheet in store.sheets]),
+        unique=store.unique,
+        places=np.stack(tables, axis=1).astype(np.int32) if tables else np.zeros((2, 0, 0), np.int32),
+        targets=tuple(targets),
+        window=window,
+        tasks=len(kernels),
+        inputs=width,
+        outputs=widest([output], align),
+        output_runs=tuple(map(tuple, outs)),
+        align=align,
+        input_align=input_align,
     )
 
 

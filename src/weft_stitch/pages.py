@@ -160,9 +160,8 @@ def _copies_sentence(groups: Sequence[Summary]) -> str:
     """
     if len(groups) > 1:
         return "This is fast and keeps copies"
-    unique_ways = [way for group in groups for way in group.ways if way.name == UNIQUE]
-    seconds = unique_ways[0].measured_s or unique_ways[0].predicted_s if len(unique_ways) == len(groups) == 1 else None
-    price = "" if seconds is None else f", in {_ms(seconds)}"
+    unique_way = next((way for way in groups[0].ways if way.name == UNIQUE), None)
+    price = "" if unique_way is None else f", in {_ms(unique_way.measured_s or unique_way.predicted_s)}"
     return f"This is fast and keeps copies; more --slack allows fewer, --form {UNIQUE} stores each once{price}"
 
 

@@ -359,6 +359,7 @@ def undo_slabs(weight: Array, layout: Sequence[int], window: tuple[int, int]) ->
 def _slab_weight(weight: Array, geometry: _Geometry) -> Array:
     """The kernel *weight* as the first convolution reads it: [outs x slabs, ins x phases, rows of a slab, taps]."""
     outs, ins, height, width = weight.shape
+    # zero columns that fill up the last tap; unsorted columns need none
     trailing = geometry.phases * geometry.taps - geometry.lead - width if geometry.phases > 1 else 0
     missing_rows = geometry.slabs * geometry.slab_rows - height
     padded = np.pad(weight, ((0, 0), (0, 0), (0, missing_rows), (geometry.lead, trailing)))

@@ -220,6 +220,7 @@ def _plan_groups(options: StitchOptions, family: Family, sharing: Sharing, notif
         # about as many groups are costed: one of each number of models in each of three styles
         progress = _step_counter("grouping", 3 * family.tasks, notify)
         return stitch_groups(family, sharing, limits, **settings, progress=progress)
+    # every layer in every form, and the whole graphs
     steps = len(formed_layers(family)) * len(ANYWHERE) + 1 if options.form == PLANNED else None
     settings |= {"slack": options.allowed_slack, "align": options.align}
     return (assemble(family, sharing, **settings, progress=_step_counter("planning", steps, notify)),)

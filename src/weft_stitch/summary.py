@@ -150,13 +150,13 @@ def sum_ways(name: str, ways: Sequence[Way]) -> Way:
     times = [way.measured_s for way in ways if way.measured_s is not None]
     return Way(
         name,
-        sum(way.macs for way in ways),
-        sum(way.weight_bytes for way in ways),
-        sum(way.table_bytes for way in ways),
-        max(way.activation_bytes for way in ways),
-        sum(way.launches for way in ways),
-        sum(way.predicted_s for way in ways),
-        sum(times) if len(times) == len(ways) else None,
+        macs=sum(way.macs for way in ways),
+        weight_bytes=sum(way.weight_bytes for way in ways),
+        table_bytes=sum(way.table_bytes for way in ways),
+        activation_bytes=max(way.activation_bytes for way in ways),
+        launches=sum(way.launches for way in ways),
+        predicted_s=sum(way.predicted_s for way in ways),
+        measured_s=sum(times) if len(times) == len(ways) else None,
     )
 
 
@@ -175,17 +175,17 @@ def layer_rows(
         total = _total(counts.get(name, LayerCounts()) for name in names)
         rows.append(
             LayerRow(
-                segment.name,
-                forms[segment.formed.name],
-                segment.name in slabs,
-                _shared_width(segment.formed.inputs[0], wiring, sharing),
-                _shared_width(segment.formed.output, wiring, sharing),
-                total.macs,
-                total.weight_bytes,
-                sum(_kernel_bytes(segment.formed, task) for task in range(family.tasks)),
-                total.launches,
-                sum(times.get(name, 0.0) for name in names),
-                seconds_by_form.get(segment.name, {}),
+                name=segment.name,
+                form=forms[segment.formed.name],
+                slabs=segment.name in slabs,
+                shared_inputs=_shared_width(segment.formed.inputs[0], wiring, sharing),
+                shared_outputs=_shared_width(segment.formed.output, wiring, sharing),
+                macs=total.macs,
+                weight_bytes=total.weight_bytes,
+                separate_weight_bytes=sum(_kernel_bytes(segment.formed, task) for task in range(family.tasks)),
+                launches=total.launches,
+                predicted_s=sum(times.get(name, 0.0) for name in names),
+                seconds=seconds_by_form.get(segment.name, {}),
             )
         )
     return tuple(rows)

@@ -280,21 +280,21 @@ class Aligner:
     def body(self) -> Body:
         """Return the body of all added models."""
         return Body(
-            tuple(program.name for program in self._programs),
-            self._programs[0].opset,
-            tuple(self.steps),
-            tuple(self._inputs),
-            tuple({port.name: port for port in program.inputs} for program in self._programs),
-            tuple(self._outputs),
-            self._constants,
-            tuple(program.exits for program in self._programs),
+            names=tuple(program.name for program in self._programs),
+            opset=self._programs[0].opset,
+            steps=tuple(self.steps),
+            inputs=tuple(self._inputs),
+            ports=tuple({port.name: port for port in program.inputs} for program in self._programs),
+            outputs=tuple(self._outputs),
+            constants=self._constants,
+            exits=tuple(program.exits for program in self._programs),
         )
 
     def assign(self, task: int, program: ModelProgram) -> dict[str, BodyValue]:
         """Assign the nodes of *program* to steps, as the model of number *task*; return the values of its outputs."""
         self._inputs += [port.name for port in program.inputs if port.name not in self._inputs]
         values = {port.name: BodyValue(INPUT_STEP, self._inputs.index(port.name)) for port in program.inputs}
-        occurrences: Counter[object] = Counter()
+        occurrences: Counter[object] = Counter()  # the n-th node of a kind is the same step as another model's n-th
         step_numbers = []
         for node in program.nodes:
             read = tuple(values.get(name) for name in node.inputs)  # None for constants

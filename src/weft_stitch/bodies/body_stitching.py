@@ -119,9 +119,8 @@ class BodyBench:
         feed = samples.draw(np.random.default_rng(0), task, *SMALL)
         session = self._session(model_graph(self._body, task), optimise=False)
         outputs = run_session(session, self._output_names(task), self._rename_feed(task, feed), self._body.names[task])
-        expected = self.alone(task, feed).values()
-        pairs = zip(outputs, expected, strict=True)
-        return all(output.shape == right.shape and close(output, right) for output, right in pairs)
+        pairs = zip(outputs, self.alone(task, feed).values(), strict=True)
+        return all(output.shape == expected.shape and close(output, expected) for output, expected in pairs)
 
     def times_s(self, graph: Graph, samples: BodySamples, length: int) -> dict[str, float]:
         """Seconds of one row of each model: "sequential" one model after another, "stitched" all as one body.
@@ -350,7 +349,7 @@ def _read_body(
             reference.bring_near(aligner.steps, task, tolerance)
         reference = reference or Reference(aligner.steps, task, constants)  # without a base, the first model
     for step in aligner.steps:
-        step.contents.pop(BASE, None)
+        step.contents.pop(BASE, None)  # the base is no model of the body
     return aligner.body(), separate_bytes
 
 

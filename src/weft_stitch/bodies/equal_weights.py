@@ -164,6 +164,7 @@ def _reorder_changes(
         if not _fits_order(body, writer, task, other, order):
             return None
         changes[value.step] = writer.contents[other]
+        # behind a product with a weight of its own, channels have another order
         unvisited += [] if _weight(body, writer, task) is not None else list(writer.inputs)
     return changes
 

@@ -1,8 +1,9 @@
 """A body -> one graph that equals its models: ``join``.
 
-Every step runs once for each of its crews, on the concatenated rows of the crew's models. Where a step's crew differs
-from the crew of its input, rows are split and concatenated along the axis that ``probing`` has found. Values without
-rows (shapes, positions) are computed for each crew that reads them.
+Every step runs once for each of its *crews*, models with equal constants in it, on their concatenated rows. A step's
+*contents* are the keys of each model's constants, a *part* is a model's own difference to the shared weight. Where a
+step's crew differs from the crew of its input, rows are split and concatenated along the axis that ``probing`` has
+found. Values without rows (shapes, positions) are computed for each crew that reads them.
 """
 
 from __future__ import annotations
@@ -82,10 +83,7 @@ class _InputSizes(NamedTuple):
 
 
 class _Joiner:
-    """Writes a graph for some models of a body.
-
-    A step is written once per *crew*: a group of models with equal constants, whose rows are concatenated.
-    """
+    """Writes a graph for the models *tasks* of a body. *places*, *outputs*: see ``join``."""
 
     def __init__(self, body: Body, tasks: Crew, places: ValueLayouts, outputs: Mapping[str, BodyPlace]) -> None:
         self.body, self.tasks, self.places, self._outputs = body, tasks, places, outputs
@@ -172,6 +170,7 @@ class _Joiner:
             step = self.body.steps[number]
             read = [value for value in step.inputs if value is not None and not value.is_input]
             input_keys = [self._size_key(value.step, task) for value in read]
+            # equal for constants of equal sizes
             outlines = [self.body.constants.outline(key) for key in step.contents[task] if key]
             self._size_keys[number, task] = self._number_for("outline", number, *outlines, *input_keys)
         return self._size_keys[number, task]
@@ -373,6 +372,7 @@ class _Joiner:
         by_crew = self._tensors[value]
         if (task,) not in by_crew:
             crew = next(group for group in by_crew if task in group)
+            # the number of each model's entries along the axis: first its rows
             sizes = self.add("Concat", *(self._sizes[member].rows for member in crew), axis=0)
             interleaved, place = self._is_interleaved(value), None if value.is_input else self.places[value]
             if place and place.per_row != 1 and not interleaved:

@@ -81,7 +81,7 @@ class _Narrower:
         """Write *step* for the position that is computed, or as it is."""
         position = self._narrow.get(step.outputs[0])
         selected = self._selected_position(step)
-        if selected and step.inputs[0] in self._narrow:
+        if selected and step.inputs[0] in self._narrow:  # the position is alone on its axis already
             axis = self._numbers([selected.axis])
             self._steps.append(GraphStep("Squeeze", (step.inputs[0], axis), step.outputs, {}, step.layer))
         elif position:

@@ -173,7 +173,7 @@ class BodySamples:
         shape = [len(ends), *(length if size == DYNAMIC else size for size in port.shape[1:])]
         if port.dtype.startswith("float"):
             return np.asarray(rng.standard_normal(shape), port.dtype)
-        if name not in self.usual:
+        if name not in self.usual:  # an index into a table, or any other integers that are no mask
             return np.asarray(rng.integers(0, tables(self.body, task).get(name, 2), shape), port.dtype)
         is_padding: Array = np.arange(shape[-1]) >= np.reshape(ends, (-1, *[1] * (len(shape) - 1))).astype(int)
         mask = np.where(np.broadcast_to(is_padding, shape), (self.fill or self.usual)[name], self.usual[name])
@@ -212,7 +212,7 @@ def find_padding(body: Body, answers: Answers, close: Callable[[Array, Array], b
         samples = BodySamples(body, usual, dict.fromkeys(body.inputs, 0.0) | padding)
         if all(_unchanged_by_padding(samples, answers, close)):
             return samples
-    return BodySamples(body, dict.fromkeys(masks, 1.0), None)
+    return BodySamples(body, dict.fromkeys(masks, 1.0), None)  # padding always changes answers
 
 
 def _mask_values(masks: int) -> Iterator[tuple[tuple[int, int], ...]]:

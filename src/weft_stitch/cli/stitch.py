@@ -144,7 +144,7 @@ def _advise(stitching: Stitching, output: Path) -> list[Advice]:
     advices = []
     with progress_bar("timing what is served") as advance:
         for path in stitching.outputs(output):
-            on_case = partial(advance, None)
+            on_case = partial(advance, None)  # None: the bar keeps its name
             advices.append(advise(path, stitching.files, threads=stitching.options.used_threads, on_case=on_case))
     for advice in advices:
         say(f"served    {advice.line}", style="yellow" if advice.serve == "apart" else "", soft_wrap=True)

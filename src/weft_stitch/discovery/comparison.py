@@ -275,6 +275,7 @@ def _inputs_to_blame(evidence: Evidence, layer: FamilyLayer, dispute: Dispute, t
     if role(layer) != "dense" or not len(inputs.classes):  # only dense layers have weights for each input channel
         return no_inputs
     outputs = dispute.channels
+    # disputed outputs, evenly spread
     sample = np.unique(np.linspace(0, len(outputs.classes) - 1, _SAMPLE).astype(int))
     weights = flat_weights(layer)
     weights_a = weights[dispute.task_a][outputs.channels_a[sample][:, None], inputs.channels_a]

@@ -33,9 +33,9 @@ from weft_stitch.net import Array
 def merge(partition: Partition, evidence: PairKeys, *, ties: bool = False, one_pair_suffices: bool = False) -> None:
     """Join all classes whose weights agree, pair of tasks by pair of tasks.
 
-    *ties*: pair channels that look the same within one task in their order. Without it they are not joined, nor are
-    channels whose known weights are all zero. *one_pair_suffices*: require agreement of only one task of each class;
-    the others may disagree because too many input channels are taken to be shared.
+    *ties*: channels of one task that look the same are paired in their order with those of the other task. Without it
+    they are not joined, nor are channels whose known weights are all zero. *one_pair_suffices*: require agreement of
+    only one task of each class; the others may disagree because too many input channels are taken to be shared.
     """
     common_keys = _keys_by_class(partition, evidence)
     if common_keys is not None and not ties:
@@ -99,12 +99,13 @@ def _merge_pair(
 ) -> None:
     """``merge`` for tasks *task_a* and *task_b*: join their classes that agree."""
     channels_a, channels_b = partition.apart(task_a, task_b), partition.apart(task_b, task_a)
-    left, right = pair_up(
+    paired_a, paired_b = pair_up(
         evidence.keys[task_a, channels_a, task_b], evidence.keys[task_b, channels_b, task_a], ties=ties
     )
-    if not len(left):
+    if not len(paired_a):
         return
-    classes_a, classes_b = partition.labels[task_a][channels_a[left]], partition.labels[task_b][channels_b[right]]
+    classes_a = partition.labels[task_a][channels_a[paired_a]]
+    classes_b = partition.labels[task_b][channels_b[paired_b]]
     joinable = partition.joinable(classes_a, classes_b)
     if not one_pair_suffices:
         joinable[joinable] = evidence.agree(
@@ -200,7 +201,7 @@ def _vote_pair(
     # NEVER elects no pair
     elected = {fraction: joinable & (support > fraction) for fraction in (MAJORITY, MINORITY, NEVER)}
     least_shared = _few_channels(partition, task_a, task_b)
-    counts = {fraction: rows.sum() if rows.sum() >= least_shared else 0 for fraction, rows in elected.items()}
+    counts = {fraction: pairs.sum() if pairs.sum() >= least_shared else 0 for fraction, pairs in elected.items()}
     if counts[quorum]:
         partition.join(classes_a[elected[quorum]], classes_b[elected[quorum]])
     return {fraction for fraction, count in counts.items() if count != counts[quorum]}
@@ -265,11 +266,11 @@ class WeightView(NamedTuple):
         distances = [np.zeros(0)]
         for start in range(0, len(left), step):
             pair = (left[start : start + step], right[start : start + step])
-            mine, theirs = (
+            weights_a, weights_b = (
                 weight[rows].take(shared, axis=1)
                 for weight, rows, shared in zip(self.weights, pair, self.shared, strict=True)
             )
-            distances.append(np.abs(mine - theirs).max(axis=(1, 2), initial=0))
+            distances.append(np.abs(weights_a - weights_b).max(axis=(1, 2), initial=0))
         return np.concatenate(distances)
 
 
@@ -346,7 +347,7 @@ def _reader_weights(
 ) -> Iterator[WeightView]:
     """The weights with which *readers* read the channels of *space*, for tasks *task_a* and *task_b*."""
     for layer in readers:
-        weights = [weight.swapaxes(0, 1) for weight in flat_weights(layer)]
+        weights = [weight.swapaxes(0, 1) for weight in flat_weights(layer)]  # [in, out, taps]
         sums, incidence = evidence.by_part(column_sketches, layer, layer.output)
         common_parts = (incidence[:, task_a] & incidence[:, task_b]).astype(bool)
         outputs = evidence.common(layer.output, task_a, task_b)

@@ -191,7 +191,10 @@ class PlacedValue(NamedTuple):
 
 
 class Room:
-    """The state of the lowering of one family: every value in the layouts computed so far."""
+    """The state of the lowering of one family: every value in the layouts computed so far.
+
+    *batches*, *align*: see ``lowering.lower``.
+    """
 
     def __init__(
         self, builder: Builder, family: Family, wiring: Wiring, sharing: Sharing, batches: Sequence[int], align: int = 1
@@ -275,6 +278,7 @@ class Room:
         """The channels of *parts* of *value*, for the rows of *tasks*, which all have these parts."""
         channels = self.channels(value)
         columns = [channels.columns(COMPACT, task, parts) for task in sorted(tasks)]
+        # where the columns are the same for all tasks, one selection suffices
         if len(tasks) > 1 and all(np.array_equal(other, columns[0]) for other in columns):
             return self.select(self.rows.take(self.get(value, COMPACT).tensors[0], tasks), columns[0])
         tensors = self.get(value, APART).tensors

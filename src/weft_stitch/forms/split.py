@@ -210,9 +210,8 @@ def _write_apart(writer: CellWriter, classes: Classes) -> PlacedValue:
     parts: dict[int, list[BlockPart]] = {task: [] for task in writer.all_tasks}  # those in *pieces*, in order
     for tasks, outs in classes.items():
         if not _is_own(writer, tasks):
-            for task, tensor in zip(
-                sorted(tasks), room.rows.split(_shared_rows(writer, tasks, outs), tasks), strict=True
-            ):
+            tensors_of_tasks = room.rows.split(_shared_rows(writer, tasks, outs), tasks)
+            for task, tensor in zip(sorted(tasks), tensors_of_tasks, strict=True):
                 pieces[task].append(tensor)
                 parts[task] += outs
     own = _own_cells(writer, classes)

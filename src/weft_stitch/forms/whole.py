@@ -225,7 +225,7 @@ def _residual(layer: FamilyLayer, chain: Sequence[FamilyLayer], room: Room) -> s
 
 
 def _activation(op: Op) -> Activation | None:
-    """The kernel's activation for *op*; None if the kernel cannot compute it."""
+    """The kernel's activation for *op*, with ONNX's default parameters; None if the kernel cannot compute it."""
     if op.kind != "unary":
         return None
     if op.function == "HardSigmoid":

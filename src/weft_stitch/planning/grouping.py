@@ -227,7 +227,7 @@ class _GroupCosts(NamedTuple):
 def _group_costs(lattice: Lattice) -> _GroupCosts:
     """Cost every subset as one group, and bound the cost of its cuts, for each field of the cost independently."""
     costs = [NOTHING, *(lattice.cost(number) for number in range(1, lattice.full + 1))]
-    seconds, weights, activations = ([cost[field] for cost in costs] for field in range(3))
+    seconds, weights, activations = zip(*costs, strict=True)
     bounds = zip(
         lattice.least_cut_values(seconds, operator.add),
         lattice.least_cut_values(weights, operator.add),
@@ -346,8 +346,8 @@ class _CostedModels:
     """Models by kind, with a cache of the costs of groups."""
 
     def __init__(self, kinds: Sequence[Hashable], costs: Costs) -> None:
-        names = dict.fromkeys(kinds)
-        self.members = [[number for number, kind in enumerate(kinds) if kind == name] for name in names]
+        distinct = dict.fromkeys(kinds)
+        self.members = [[number for number, other in enumerate(kinds) if other == kind] for kind in distinct]
         """For each kind, the numbers of its models."""
         self.all_amounts: Amounts = tuple(len(models) for models in self.members)
         """The amounts of all models."""
