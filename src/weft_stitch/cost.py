@@ -157,12 +157,13 @@ def _peak_bytes(graph: Graph, rows: int) -> int:
 
 def _memory_owners(graph: Graph) -> dict[str, str]:
     """Tensor -> the tensor whose memory it uses: itself, unless it is a view."""
-    origin = {tensor.name: tensor.name for tensor in graph.inputs}
+    owners = {tensor.name: tensor.name for tensor in graph.inputs}
     for step in graph.steps:
         for name in step.outputs:
-            is_view = step.op in VIEWS and step.op != "Shape" and step.inputs[0] in origin
-            origin[name] = origin[step.inputs[0]] if is_view else name
-    return origin
+            # Shape writes a small tensor of its own
+            is_view = step.op in VIEWS and step.op != "Shape" and step.inputs[0] in owners
+            owners[name] = owners[step.inputs[0]] if is_view else name
+    return owners
 
 
 def _last_uses(graph: Graph, memory: Mapping[str, str]) -> dict[str, int]:

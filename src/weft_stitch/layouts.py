@@ -242,7 +242,7 @@ class Affine:
         return Affine(
             tuple(_vector(op.scale, width, 1.0) for op, width in zip(layer.ops, widths, strict=True)),
             tuple(_vector(op.shift, width, 0.0) for op, width in zip(layer.ops, widths, strict=True)),
-            1,
+            layers=1,
         )
 
 

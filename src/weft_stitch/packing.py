@@ -65,7 +65,7 @@ def columns(spaces: Sequence[ChannelSpace], task: int, align: int) -> list[Block
     runs, begin = [], 0
     for number, space in enumerate(spaces):
         runs += _space_columns(number, space, task, align, begin)
-        begin += widest([space], align) if number + 1 < len(spaces) else 0
+        begin += widest([space], align) if number + 1 < len(spaces) else 0  # no space begins behind the last
     return runs
 
 

@@ -185,7 +185,10 @@ class ReadPlace(NamedTuple):
 
 
 class AdaptedBase:
-    """A base model, from which adapted models take all weights except those of their adapters."""
+    """A base model, from which adapted models take all weights except those of their adapters.
+
+    *step_of_node*: for each node of *program*, the index of its step in the body.
+    """
 
     def __init__(self, program: ModelProgram, step_of_node: Sequence[int], constants: Constants) -> None:
         self._program, self._step_of_node, self._constants = program, step_of_node, constants

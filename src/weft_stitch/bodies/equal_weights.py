@@ -106,7 +106,8 @@ def _weight_input(step: BodyStep, task: int) -> int | None:
     input_index = {"MatMul": 1, "Gather": 0}.get(step.node.op)
     if input_index is None or step.inputs[input_index] is not None or step.inputs[1 - input_index] is None:
         return None
-    return None if not input_index and step.node.attributes.get("axis", 0) else input_index
+    is_other_lookup = not input_index and step.node.attributes.get("axis", 0)  # not of whole lines of the table
+    return None if is_other_lookup else input_index
 
 
 def put_in_order(body: Body, places: Mapping[BodyValue, BodyPlace], unchanged: Callable[[int], bool]) -> int:

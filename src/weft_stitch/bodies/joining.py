@@ -63,8 +63,8 @@ def join(body: Body, places: ValueLayouts, fill: Fill | None, outputs: Mapping[s
 
 def model_graph(body: Body, task: int, values: Iterable[BodyValue] = ()) -> Graph:
     """The graph of one model, with *values* as additional outputs that are named by ``value_name``."""
-    joiner = _Joiner(body, (task,), {}, {})
-    outputs = joiner.write(None)
+    joiner = _Joiner(body, (task,), places={}, outputs={})
+    outputs = joiner.write(fill=None)
     outputs += [joiner.output(joiner.tensor(value, (task,)), value_name(value), ()) for value in values]
     return joiner.graph(body.names[task], outputs)
 
@@ -268,7 +268,7 @@ class _Joiner:
         step = self.body.steps[number]
         parts, part_of_row = self._distinct_parts(step.parts, crew)
         rank = max(part.rank for part in parts if part)
-        weight = self.body.constants.arrays[step.contents[crew[0]][1]]
+        weight = self.body.constants.arrays[step.contents[crew[0]][1]]  # of a product, the second input
         down = np.zeros((len(parts), weight.shape[0], rank), np.float32)
         up = np.zeros((len(parts), rank, weight.shape[1]), np.float32)
         for index, part in enumerate(parts):

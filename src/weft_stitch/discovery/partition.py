@@ -100,7 +100,7 @@ class Partition:
         return ChannelSpace(self.widths, tuple(self._block(part) for part in ordered))
 
     def _block(self, part: TaskClasses) -> Block:
-        """The block of the classes of one set of tasks."""
+        """The block of the classes of one set of tasks, in the order of the first task's channels."""
         tasks = np.flatnonzero(part.tasks)
         table = self.members[part.classes][:, tasks]
         table = table[np.argsort(table[:, 0], kind="stable")]
