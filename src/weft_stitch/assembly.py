@@ -1,4 +1,8 @@
-"""Plans one graph for a family whose sharing is known: ``assemble`` returns a ``Stitched``."""
+"""Plans one graph for a family whose sharing is known: ``assemble`` returns a ``Stitched``.
+
+A *plan* names a form for each layer, a *contest* has several plans and the rule that chooses among them. A *way* is one
+way to run the models, with its sizes and times.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The description of stitched models in their ONNX file: ``family_metadata`` writes it, ``read_stitched`` reads it.
 
 It lists the layers, which models share which channels, and which rows of the file's own weights hold which kernels; no
-kernel is stored twice. Scales and shifts, which are small, are written out. ``metadata`` has what the server reads:
-the models, and the graph's names of their inputs and outputs.
+kernel is stored twice. Scales and shifts, which are small, are written out. A model's *tail* are the operations that
+only it has. A *part* is a block of channels that the same models share. ``metadata`` has what the server reads: the
+models, and the graph's names of their inputs and outputs.
 """
 
 from __future__ import annotations

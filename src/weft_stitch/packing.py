@@ -242,9 +242,8 @@ class _WeightStore:
     def __init__(self, kernels: Sequence[Array], inputs: Sequence[ChannelSpace], align: int) -> None:
         self.kernels, self.align = kernels, align
         self.taps = kernels[0].shape[2] * kernels[0].shape[3]
-        self.first_channels = [
-            np.cumsum([0, *(space.widths[task] for space in inputs)]) for task in range(len(kernels))
-        ]
+        widths = ([space.widths[task] for space in inputs] for task in range(len(kernels)))
+        self.first_channels = [np.cumsum([0, *task_widths]) for task_widths in widths]
         """For each task, the first input channel of each space."""
         self.sheets: list[Array] = []
         self.length = self.unique = 0  # numbers stored so far, and those of them that are weights

@@ -1,6 +1,8 @@
 """``Summary``: the sizes and times of a stitched graph, and of other ways to run the models.
 
 Nothing is run here: seconds are predicted for a described machine; callers that measure add theirs (``Summary.timed``).
+A *way* is one way to run the models: one after another, stitched, or stitched in a single form. A *space* is a set of
+channels that layers pass on in one order (``family``).
 """
 
 from __future__ import annotations

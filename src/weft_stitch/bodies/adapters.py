@@ -1,7 +1,8 @@
 """LoRA adapters that are not merged into their base, in the folders that PEFT writes: ``read_adapter``.
 
 ``adapter_config.json`` has ranks and scales. ``adapter_model.safetensors`` holds two narrow matrices for each adapted
-module, and the whole weights of modules that were trained besides, such as heads.
+module, and the whole weights of modules that were trained besides, such as heads. An adapted model takes part in the
+base's steps, with *contents* (keys of its constants) and *parts* (differences to the base's weight) of its own.
 """
 
 from __future__ import annotations

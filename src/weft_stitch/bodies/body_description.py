@@ -1,6 +1,7 @@
 """The description of a body in its ONNX file: ``body_metadata`` writes it, ``read_body`` rebuilds the models from it.
 
-It lists the steps, the constants that each model reads there, and their names in the file; no weight is stored twice.
+It lists the steps, the constants that each *crew* (models with equal constants) reads there, and their names in the
+file; no weight is stored twice.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A product or table that differs from the reference's in few columns, rows or lines is replaced by the reference's weight
 and its difference; with a tolerance, also one that differs by a scale or a low-rank part. Models are processed one
-after another, so that only one whole model is in memory besides the shared weights.
+after another, so that only one whole model is in memory besides the shared weights. A step's *contents* are the keys of
+each model's constants in it.
 """
 
 from __future__ import annotations
