@@ -294,11 +294,8 @@ def contest(family: Family, sharing: Sharing, cost: GraphCost, *, slack: float =
     unique_bytes = ITEM_BYTES * count_kernels(family, sharing).unique
     separate_graphs = [plain_graph(net) for net in family.nets]
     separate_bytes = sum(graph.weight_bytes for graph in separate_graphs)
-    settings |= {
-        "between": CAP_FRACTIONS if slack else (),
-        "lightest_bytes": unique_bytes,
-        "heaviest_bytes": separate_bytes,
-    }
+    fractions = CAP_FRACTIONS if slack else ()
+    settings |= {"between": fractions, "lightest_bytes": unique_bytes, "heaviest_bytes": separate_bytes}
     candidates = plans(family, sharing, CachedCost(cost), **settings)
     return PlanContest(
         tuple(candidates), slack, sum(count(graph).weight_bytes for graph in separate_graphs) if slack else None

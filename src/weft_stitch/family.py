@@ -307,11 +307,8 @@ def _mismatch_message(family: Family, layer: FamilyLayer, other: str) -> str:
 
 
 def _name_spaces(family: Family, spaces: _SpaceNumbers, carried: Mapping[str, tuple[int, ...]]) -> Wiring:
-    """Name the numbered *spaces* and list their writers. *carried*: value -> numbers of the spaces that it carries.
-
-    The name is that of the first value, with the space's position in it if the value carries several.
-    """
-    names: dict[int, str] = {}
+    """Name the numbered *spaces* and list their writers. *carried*: value -> numbers of the spaces that it carries."""
+    names: dict[int, str] = {}  # of the first value that carries it, with the position if the value carries several
     for value, numbers in carried.items():
         for position, space in enumerate(numbers):
             names.setdefault(space, value if len(numbers) == 1 else f"{value}[{position}]")

@@ -3,7 +3,8 @@
 A value carries one or several *spaces*, sets of channels in one order (``family``). A *block* has channels of a space
 that the same tasks share, or one task's own; a *part* is a block as channels of a value. A layout determines in which
 columns the channels of a task lie (``Channels.columns``). All else that a form needs follows from that: weights,
-tables, masks, gathers from one layout to another. Every pair of an input block and an output block that some task has is one piece of weights.
+tables, masks, gathers from one layout to another. Every pair of an input block and an output block that some task has
+is one piece of weights.
 """
 
 from __future__ import annotations

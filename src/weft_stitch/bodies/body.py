@@ -63,8 +63,7 @@ def low_rank(difference: Array, allowed: float) -> LowRank | None:
     most_rank = depth * width // (WORTH * (depth + width))  # the rank at which both factors take 1/WORTH of the weight
     rng = np.random.default_rng(0)
     for count in sorted({min(rank, most_rank) for rank in (*_FIRST_RANKS, most_rank)}):
-        random_vectors = rng.standard_normal((width, min(count + _OVERSAMPLING, width)), np.float32)
-        sketch = difference @ random_vectors
+        sketch = difference @ rng.standard_normal((width, min(count + _OVERSAMPLING, width)), np.float32)
         basis, _ = np.linalg.qr(difference @ (difference.T @ sketch))  # a power iteration damps small singular values
         part = _project(basis, basis.T @ difference, difference, allowed)
         residual = float(np.linalg.norm(difference - part.down @ part.up))
@@ -298,7 +297,7 @@ class Aligner:
         step_numbers = []
         for node in program.nodes:
             read = tuple(values.get(name) for name in node.inputs)  # None for constants
-            # with whether each input and output is there or omitted
+            # also whether each input and output is there or omitted
             kind = (node.signature, read, *(tuple(map(bool, names)) for names in (node.inputs, node.outputs)))
             number = self._step(node, read, (kind, occurrences[kind]))
             occurrences[kind] += 1
