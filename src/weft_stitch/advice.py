@@ -156,7 +156,7 @@ class _Bench:
         self._rng = np.random.default_rng(0)
 
     def runs(self, arrival: str, rows: int) -> tuple[list[Run], list[Run]]:
-        """The runs of the separate models and of the stitched file, for requests that come ``ALONE`` or ``TOGETHER``."""
+        """The runs of the separate models and of the stitched file for requests that come ``ALONE`` or ``TOGETHER``."""
         tasks = range(len(self._tasks))
         separate = [run for task in tasks for run in self._runs_alone(task, rows)]
         groups = [[task] for task in tasks] if arrival == ALONE else [list(tasks)]

@@ -3,7 +3,7 @@
 A *form* is a way to compute a layer for all models. A *segment*, a layer that takes a form and the layers after it
 up to the next such layer, is costed by itself in every form, and so is every conversion of a value between layouts. The
 plan is then a shortest path along the segments; a state of the path is the layouts in which the values still needed
-exist. The best mixture of forms, and each form used for all layers, are then costed as whole graphs, and the fastest is kept.
+exist. The best mixture of forms and each form used for all layers are costed as whole graphs; the fastest is kept.
 """
 
 from __future__ import annotations
