@@ -158,8 +158,10 @@ def rebuild_body(text: str, weights: Callable[[str], Array]) -> Body:
         _rebuild_step(number, step, len(note.names), constants, weights) for number, step in enumerate(note.steps)
     )
     outputs = tuple({port: BodyValue(*value) for port, value in ports.items()} for ports in note.outputs)
-    no_ports, no_exits = ({},) * len(note.names), ((),) * len(note.names)
-    return Body(note.names, 0, steps, note.inputs, no_ports, outputs, constants, no_exits)
+    return Body(
+        note.names, opset=0, steps=steps, inputs=note.inputs, ports=({},) * len(note.names), outputs=outputs,
+        constants=constants, exits=((),) * len(note.names),
+    )  # fmt: skip
 
 
 def _check_note(note: BodyNote) -> None:

@@ -212,7 +212,7 @@ def find_padding(body: Body, answers: Answers, close: Callable[[Array, Array], b
         samples = BodySamples(body, usual, dict.fromkeys(body.inputs, 0.0) | padding)
         if all(_unchanged_by_padding(samples, answers, close)):
             return samples
-    return BodySamples(body, dict.fromkeys(masks, 1.0), None)  # padding always changes answers
+    return BodySamples(body, dict.fromkeys(masks, 1.0), fill=None)  # padding always changes answers
 
 
 def _mask_values(masks: int) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -232,7 +232,7 @@ def _unchanged_by_padding(
 ) -> Iterator[bool]:
     """For each output, whether it stays the same when the inputs are padded."""
     rng = np.random.default_rng(0)
-    full_rows = BodySamples(samples.body, samples.usual, None)  # without padding, all rows have the same length
+    full_rows = BodySamples(samples.body, samples.usual, fill=None)  # without padding, all rows have the same length
     feed = full_rows.draw(rng, 0, ROWS, SHORT)
     unpadded_answers, padded_answers = answers(0, feed), answers(0, samples.pad(0, feed, LONG))
     for name, expected in unpadded_answers.items():

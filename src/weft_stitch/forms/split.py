@@ -286,6 +286,7 @@ class Half(Form):
             task: tuple(part for part in parts if task in part.tasks and part not in common)
             for task in writer.all_tasks
         }
+        # the sum needs shared inputs, and own ones of every task
         if layer.op.depthwise or not common or not all(own.values()) or len(writer.outputs.spaces) > 1:
             return Split().lower(room, layer, chain)
         from_shared = _from_shared_inputs(writer, common)

@@ -169,7 +169,7 @@ class Fused:
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         """Write one ``FusedConv`` with the affines, the residual and the activation that follow in *chain*."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
-        if layer.op.depthwise or len(outputs.spaces) > 1:
+        if layer.op.depthwise or len(outputs.spaces) > 1:  # see ``Fused``
             return Split().lower(room, layer, chain)
         input_layout, output_layout = fused_layout(room, inputs), fused_layout(room, outputs)
         kernels = [kernel(layer, task) for task in range(outputs.tasks)]
