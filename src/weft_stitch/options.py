@@ -111,7 +111,7 @@ class StitchOptions:
 
     def _check_values(self) -> None:
         """Refuse values out of range, by field."""
-        machine(self.machine)
+        machine(self.machine)  # raises if there is none of this name
         if isinstance(self.form, str) and self.form not in (PLANNED, *FORMS):
             raise StitchError(f"form = {self.form}: {unknown_name('form', self.form, (PLANNED, *FORMS))}")
         rows = [self.batches] if isinstance(self.batches, int) else self.batches or ()

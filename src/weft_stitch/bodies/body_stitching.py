@@ -1,4 +1,7 @@
-"""Joins model files to one body and compares it with the models: ``stitch_body`` returns a ``BodyStitching``."""
+"""Joins model files to one body and compares it with the models: ``stitch_body`` returns a ``BodyStitching``.
+
+A *crew* is models with equal weights in a step, a *part* a model's own difference to a shared weight (``body``).
+"""
 
 from __future__ import annotations
 
