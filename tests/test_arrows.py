@@ -347,7 +347,7 @@ def test_both_ways_are_run_as_a_server_would(shop: Path) -> None:
         shop / "pets.onnx", sources, batches=(1, 3), on_case=lambda *each: told.append(each),
         clock=lambda: float(next(ticks)),
     )  # fmt: skip
-    assert [(each.come, each.rows) for each in found.cases] == [(ALONE, 1), (TOGETHER, 1), (TOGETHER, 3)]
+    assert [(each.arrival, each.rows) for each in found.cases] == [(ALONE, 1), (TOGETHER, 1), (TOGETHER, 3)]
     assert told == [(0, 3), (1, 3), (2, 3)] and all(each.gain == 1 for each in found.cases)
     with pytest.raises(weft.StitchError, match="holds dogs, whose own file is not known"):
         advise(shop / "pets.onnx", {"cats": shop / "cats.onnx"})

@@ -49,22 +49,27 @@ _ADVICE = {
 class ServedTimes(NamedTuple):
     """Seconds for the same requests with the stitched file, and with the separate models."""
 
-    come: str
+    arrival: str
     """How requests arrive: ``alone`` (one request of one model, averaged over models) or ``together`` (of all)."""
     rows: int
     """Rows per model that has requests."""
-    apart_s: float
+    separate_s: float
     stitched_s: float
 
     @property
     def gain(self) -> float:
         """How many times faster the stitched file is; below 1 if it is slower."""
-        return self.apart_s / self.stitched_s
+        return self.separate_s / self.stitched_s
 
     def describe(self) -> str:
         """Return how requests arrive, and the gain, as text."""
-        where = self.come if self.rows == 1 else f"{self.come} with {self.rows} rows each"
-        return f"{where} {self.gain:.2f}"
+        requests = self.arrival if self.rows == 1 else f"{self.arrival} with {self.rows} rows each"
+        return f"{requests} {self.gain:.2f}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The case under the keys of the report."""
+        times = {"apart_s": self.separate_s, "stitched_s": self.stitched_s}
+        return {"come": self.arrival, "rows": self.rows, **times, "gain": self.gain}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class Advice:
 
     cases: tuple[ServedTimes, ...]
     stitched_bytes: int
-    apart_bytes: int
+    separate_bytes: int
     """Total size of the separate models' files."""
 
     @property
@@ -86,7 +91,7 @@ class Advice:
         """
         gains = [case.gain for case in self.cases]
         if min(gains) >= 1 - NOTICED:
-            return "stitched" if max(gains) > 1 + NOTICED or self.stitched_bytes < self.apart_bytes else "either"
+            return "stitched" if max(gains) > 1 + NOTICED or self.stitched_bytes < self.separate_bytes else "either"
         return "apart" if max(gains) <= 1 + NOTICED else "either"
 
     @property
@@ -97,12 +102,11 @@ class Advice:
 
     def as_dict(self) -> dict[str, Any]:
         """The times and the recommendation, ready for JSON."""
-        cases = [case._asdict() | {"gain": case.gain} for case in self.cases]
         return {
             "serve": self.serve,
             "stitched_bytes": self.stitched_bytes,
-            "apart_bytes": self.apart_bytes,
-            "cases": cases,
+            "apart_bytes": self.separate_bytes,
+            "cases": [case.as_dict() for case in self.cases],
         }
 
 
@@ -129,12 +133,12 @@ def advise(
     bench = _Bench(stitched, [sources[task.name] for task in tasks], tasks, threads)
     requests = [(ALONE, 1), *((TOGETHER, rows) for rows in batches)]
     cases: list[ServedTimes] = []
-    for come, rows in requests:
+    for arrival, rows in requests:
         on_case(len(cases), len(requests))
-        runs = dict(zip(("apart", "stitched"), bench.runs(come, rows), strict=True))
+        runs = dict(zip(("separate", "stitched"), bench.runs(arrival, rows), strict=True))
         seconds = least_seconds(runs, clock=clock, rounds=ROUNDS, longest_s=LONGEST_S)
-        count = len(tasks) if come == ALONE else 1  # alone, each model has had one request
-        cases.append(ServedTimes(come, rows, seconds["apart"] / count, seconds["stitched"] / count))
+        count = len(tasks) if arrival == ALONE else 1  # alone, each model has had one request
+        cases.append(ServedTimes(arrival, rows, seconds["separate"] / count, seconds["stitched"] / count))
     return Advice(tuple(cases), _size(stitched), sum(map(_size, {sources[task.name] for task in tasks})))
 
 
@@ -146,20 +150,21 @@ class _Bench:
 
         self._tasks = tasks
         self._stitched = load_session(stitched, threads, stitched.name, optimise=True)
-        self._apart = [load_session(file, threads, file.name, optimise=True) for file in files]
+        self._separate = [load_session(file, threads, file.name, optimise=True) for file in files]
         self._shapes = {port.name: tuple(port.shape[1:]) for port in self._stitched.get_inputs()}
+        """Input of the stitched file -> its shape without rows."""
         self._rng = np.random.default_rng(0)
 
-    def runs(self, come: str, rows: int) -> tuple[list[Run], list[Run]]:
-        """The runs of the separate models, and those of the stitched file, for the same requests."""
+    def runs(self, arrival: str, rows: int) -> tuple[list[Run], list[Run]]:
+        """The runs of the separate models and of the stitched file for requests that come ``ALONE`` or ``TOGETHER``."""
         tasks = range(len(self._tasks))
-        apart = [run for task in tasks for run in self._runs_alone(task, rows)]
-        groups = [[task] for task in tasks] if come == ALONE else [list(tasks)]
-        return apart, [self._run_stitched(group, rows) for group in groups]
+        separate = [run for task in tasks for run in self._runs_alone(task, rows)]
+        groups = [[task] for task in tasks] if arrival == ALONE else [list(tasks)]
+        return separate, [self._run_stitched(group, rows) for group in groups]
 
     def _runs_alone(self, task: int, rows: int) -> list[Run]:
         """The runs of one model's own file for *rows* rows; several if the file is fixed to fewer rows."""
-        session, spec = self._apart[task], self._tasks[task]
+        session, spec = self._separate[task], self._tasks[task]
         fixed = [port.shape[0] for port in session.get_inputs() if isinstance(port.shape[0], int)]
         rows_per_run = min([rows, *fixed])
         given_rows = max([rows_per_run, *fixed])  # a file that is fixed to more rows needs all of them

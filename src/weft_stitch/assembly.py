@@ -1,4 +1,8 @@
-"""Plans one graph for a family whose sharing is known: ``assemble`` returns a ``Stitched``."""
+"""Plans one graph for a family whose sharing is known: ``assemble`` returns a ``Stitched``.
+
+A *plan* names a form for each layer, a *contest* has several plans and the rule that chooses among them. A *way* is one
+way to run the models, with its sizes and times.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ PLANNED = "planned"
 """In place of a form's name: choose the cheapest form for each layer."""
 SLACK = 0.05
 """Default slack: how much slower than the fastest plan one with fewer weights may be, as a fraction."""
-STEPS = (0.05, 0.25, 0.5, 0.75)
+CAP_FRACTIONS = (0.05, 0.25, 0.5, 0.75)
 """Weight caps of the plans to search, as fractions: 0 is the bytes of the unique weights, 1 of the fastest plan's."""
 
 
@@ -76,6 +80,7 @@ class PlanContest:
         cap = self.most_bytes
         within_cap = [index for index in indices if cap is None or self.plans[index].weight_bytes <= cap]
         within_cap = within_cap or list(indices)
+        # at least the fastest within the cap is fast enough
         limit_s = max(min(times) * (1 + self.slack), min(times[index] for index in within_cap))
         fast_enough = [index for index in within_cap if times[index] <= limit_s]
         return min(fast_enough, key=lambda index: (self.plans[index].weight_bytes, times[index], index))
@@ -101,6 +106,7 @@ class Stitched:
     align: int = 1
     """Numbers per vector load in the form ``fused``."""
     plan: Plan | None = None
+    """None if the forms were not planned but given."""
     slabs_allowed: bool = False
     contest: PlanContest | None = None
     """The plans among which *plan* was chosen."""
@@ -115,7 +121,7 @@ class Stitched:
 
     @cached_property
     def counted(self) -> Graph:
-        """The graph for the rows *batches*: a dynamic graph has no sizes that could be counted."""
+        """The graph by which bytes and times are counted: for the rows *batches*, as a dynamic graph has no sizes."""
         if not self.dynamic:
             return self.graph
         if self.plan:
@@ -152,15 +158,15 @@ class Stitched:
             else:
                 impossible[form] = rival
         return Summary(
-            self.names,
-            self.batches,
-            self.dynamic,
-            form_name(self.forms),
-            tuple(ways),
-            impossible,
-            count_kernels(self.family, self.sharing),
-            layer_rows(self.family, self.sharing, self.counted, self.forms, self.plan, cost),
-            space_rows(self.family, self.sharing),
+            models=self.names,
+            batches=self.batches,
+            dynamic=self.dynamic,
+            form=form_name(self.forms),
+            ways=tuple(ways),
+            impossible=impossible,
+            kernels=count_kernels(self.family, self.sharing),
+            layers=layer_rows(self.family, self.sharing, self.counted, self.forms, self.plan, cost),
+            spaces=space_rows(self.family, self.sharing),
         )
 
     @property
@@ -255,6 +261,7 @@ def assemble(
     """Choose the forms of a family whose sharing is known, and lower it; nothing is compared with the models.
 
     form: ``planned``, the name of one, or one for each layer.
+    dynamic: the rows of each model are only known at run time.
     cost: how ``planned`` compares graphs: by a described machine (a CPU under onnxruntime), or timed (``GraphTimer``).
     slack: how much slower than the fastest a plan may be if it stores fewer weights, as a fraction.
     slabs: convolutions in slabs where that is faster, as it often is under onnxruntime on a CPU.
@@ -267,7 +274,7 @@ def assemble(
     if form == PLANNED:
         candidates = contest(family, sharing, cost or Modelled(), slack=slack, **settings)
         chosen = candidates.chosen
-    elif isinstance(form, str) and slabs and form in ANYWHERE:
+    elif isinstance(form, str) and slabs and form in ANYWHERE:  # only a plan tells for which layers slabs are faster
         chosen = plan(family, sharing, cost or Modelled(), forms=(form,), **settings)
     if chosen:
         graph, forms = lower_plan(family, sharing, chosen, dynamic=dynamic, align=align), chosen.forms
@@ -287,7 +294,8 @@ def contest(family: Family, sharing: Sharing, cost: GraphCost, *, slack: float =
     unique_bytes = ITEM_BYTES * count_kernels(family, sharing).unique
     separate_graphs = [plain_graph(net) for net in family.nets]
     separate_bytes = sum(graph.weight_bytes for graph in separate_graphs)
-    settings |= {"between": STEPS if slack else (), "lightest_bytes": unique_bytes, "heaviest_bytes": separate_bytes}
+    fractions = CAP_FRACTIONS if slack else ()
+    settings |= {"between": fractions, "lightest_bytes": unique_bytes, "heaviest_bytes": separate_bytes}
     candidates = plans(family, sharing, CachedCost(cost), **settings)
     return PlanContest(
         tuple(candidates), slack, sum(count(graph).weight_bytes for graph in separate_graphs) if slack else None

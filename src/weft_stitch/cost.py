@@ -72,12 +72,12 @@ def count(graph: Graph, *, rows: int = 1, stored: Mapping[str, int] = _NOTHING) 
     table_bytes = total - sum(graph.constants[name].nbytes for name in kernels)
     layers = _count_layers(graph, rows, stored)
     return Counts(
-        sum(layer.macs for layer in layers.values()),
-        sum(stored.get(name, graph.constants[name].nbytes) for name in kernels),
-        table_bytes,
-        _peak_bytes(graph, rows),
-        sum(layer.launches for layer in layers.values()),
-        layers,
+        macs=sum(layer.macs for layer in layers.values()),
+        weight_bytes=sum(stored.get(name, graph.constants[name].nbytes) for name in kernels),
+        table_bytes=table_bytes,
+        activation_bytes=_peak_bytes(graph, rows),
+        launches=sum(layer.launches for layer in layers.values()),
+        layers=layers,
     )
 
 
@@ -157,12 +157,13 @@ def _peak_bytes(graph: Graph, rows: int) -> int:
 
 def _memory_owners(graph: Graph) -> dict[str, str]:
     """Tensor -> the tensor whose memory it uses: itself, unless it is a view."""
-    origin = {tensor.name: tensor.name for tensor in graph.inputs}
+    owners = {tensor.name: tensor.name for tensor in graph.inputs}
     for step in graph.steps:
         for name in step.outputs:
-            is_view = step.op in VIEWS and step.op != "Shape" and step.inputs[0] in origin
-            origin[name] = origin[step.inputs[0]] if is_view else name
-    return origin
+            # Shape writes a small tensor of its own
+            is_view = step.op in VIEWS and step.op != "Shape" and step.inputs[0] in owners
+            owners[name] = owners[step.inputs[0]] if is_view else name
+    return owners
 
 
 def _last_uses(graph: Graph, memory: Mapping[str, str]) -> dict[str, int]:
@@ -183,7 +184,7 @@ def _reads(graph: Graph) -> Iterator[tuple[int, str]]:
 
 MOST_BITS = 12
 """Widest code: an array with several 8-bit formats has more than 2^8 distinct values; wider codes save little."""
-TOGETHER = 8
+ROW_CODES = 8
 """Codes per packed row: eight codes of n bits fill exactly n bytes."""
 STEPS_BYTES = 1200
 """Approximate bytes of the decoding operators in a file; smaller savings are not worth them."""
@@ -227,7 +228,7 @@ def pack_codes(codes: Array, bits: int) -> Array:
 
     Bit i of code k is bit (k bits + i) mod 8 of byte (k bits + i) // 8, as ``weft tune`` packs them.
     """
-    rows = np.zeros((-(-codes.size // TOGETHER), TOGETHER), np.uint16)  # wide enough for MOST_BITS
+    rows = np.zeros((-(-codes.size // ROW_CODES), ROW_CODES), np.uint16)  # wide enough for MOST_BITS
     rows.reshape(-1)[: codes.size] = codes
     unpacked = (rows[:, :, None] >> np.arange(bits, dtype=np.uint16)).astype(np.uint8) & 1
     return np.packbits(unpacked.reshape(len(rows), -1), axis=1, bitorder="little")
@@ -280,10 +281,11 @@ class _Decoding:
         self.constants: dict[str, Array] = {f"{name}.codes": codes.octets, f"{name}.table": codes.table}
         self.steps: list[GraphStep] = []
         self._name, bits = name, codes.bits
-        first_bits = bits * np.arange(TOGETHER)
+        first_bits = bits * np.arange(ROW_CODES)  # of each code of a row
         octets = self._add("Cast", f"{name}.codes", to=_INT32)
         joined = ""
         for byte_number in range(2 if bits <= 9 else 3):
+            # the byte of this number of each code; behind the row's end its last byte, whose bits are not used
             columns = self._integers(np.minimum(first_bits // 8 + byte_number, bits - 1))
             octet = self._add("Gather", octets, columns, axis=1)
             scaled = self._add("Mul", octet, self._integers(256**byte_number)) if byte_number else octet
@@ -341,9 +343,12 @@ class Machine:
     """Whether the pictures of a batch are computed as one product, and so share tiles."""
 
 
-CPU = Machine("cpu", 5e-6, 1, 18e9, (4, 16, 1), 25e9, 0.64e-9, 1.15e-9, joins_rows=False)
+CPU = Machine(
+    "cpu", launch_s=5e-6, units=1, unit_macs_per_s=18e9, tile=(4, 16, 1), bytes_per_s=25e9,
+    unfold_s=0.64e-9, strided_unfold_s=1.15e-9, joins_rows=False,
+)  # fmt: skip
 """One core of a Neoverse-N1 under onnxruntime 1.31, whose convolutions unfold each picture by itself."""
-H200 = Machine("h200", 5e-6, 132, 0.9e12, (64, 64, 32), 4e12)
+H200 = Machine("h200", launch_s=5e-6, units=132, unit_macs_per_s=0.9e12, tile=(64, 64, 32), bytes_per_s=4e12)
 """Kernels of cuDNN in one CUDA graph, TF32."""
 MACHINES: Mapping[str, Machine] = MappingProxyType({preset.name: preset for preset in (CPU, H200)})
 
@@ -392,13 +397,12 @@ class Modelled:
             (1, product.pictures * product.positions) if machine.joins_rows else (product.pictures, product.positions)
         )
         tile_outs, tile_positions, tile_depth = machine.tile
-        # a single output channel is a matrix-vector product, whose rows are not rounded up to tiles
-        rows_of_tiles = -(-product.outs // tile_outs)
-        outs_of_tiles = 1 if product.outs == 1 else rows_of_tiles * tile_outs
-        tiles = pictures * product.groups * rows_of_tiles * -(-positions // tile_positions)
-        tile_macs = (
-            outs_of_tiles * tile_positions * -(-product.depth // tile_depth) * tile_depth / max(1, rows_of_tiles)
-        )
+        # a single output channel is a matrix-vector product, which is not rounded up to whole tiles
+        tile_rows = -(-product.outs // tile_outs)
+        computed_outs = 1 if product.outs == 1 else tile_rows * tile_outs
+        computed_depth = -(-product.depth // tile_depth) * tile_depth
+        tiles = pictures * product.groups * tile_rows * -(-positions // tile_positions)
+        tile_macs = computed_outs * tile_positions * computed_depth / max(1, tile_rows)
         waves = -(-tiles // machine.units)
         unfolded = product.pictures * product.groups * product.depth * product.positions if product.unfolds else 0
         pixel_s = machine.strided_unfold_s if product.strided else machine.unfold_s
@@ -406,6 +410,7 @@ class Modelled:
 
     def _matrix_product(self, step: GraphStep, graph: Graph) -> _Product:
         """The size of a Gemm, MatMul or FusedConv; a fused convolution's depth follows from its attribute ``macs``."""
+        # [rows, outs, height, width] of a FusedConv, else [..., outs]
         output = self._shape(graph, step.outputs[0]) or (1,)
         positions = prod(output[2:]) if step.op == "FusedConv" else prod(output[:-1])
         outs = output[1] if step.op == "FusedConv" else output[-1]

@@ -190,7 +190,7 @@ def _select_tasks(space: ChannelSpace, tasks: Sequence[int]) -> ChannelSpace:
 
 def model_kinds(family: Family, sharing: Sharing) -> list[Hashable]:
     """A key for each model. Keys are equal for models of equal sizes that share channels with the same other models."""
-    groups: set[frozenset[int]] = set()
+    groups: set[frozenset[int]] = set()  # of models that share channels; sharing by all distinguishes none
     for space in sharing.spaces.values():
         groups |= {block.tasks for block in space.blocks if 1 < len(block.tasks) < family.tasks}
     keys: list[Hashable] = []
@@ -291,10 +291,12 @@ def _channels(family: Family, value: str) -> ChannelCounts:
 def _mismatch_message(family: Family, layer: FamilyLayer, other: str) -> str:
     """Say why the channels of a layer's first operand and of *other* cannot be paired."""
     first = layer.inputs[0]
-    for task, (mine, theirs) in enumerate(zip(_channels(family, first), _channels(family, other), strict=True)):
-        if mine != theirs:
+    widths = zip(_channels(family, first), _channels(family, other), strict=True)
+    for task, (first_width, other_width) in enumerate(widths):
+        if first_width != other_width:
+            model = family.nets[task].name
             return (
-                f"{layer.name}: {layer.op.kind} of {mine} and {theirs} channels in {family.nets[task].name}; "
+                f"{layer.name}: {layer.op.kind} of {first_width} and {other_width} channels in {model}; "
                 "a broadcast over channels cannot be stitched, expand it in the model"
             )
     return (
@@ -306,20 +308,20 @@ def _mismatch_message(family: Family, layer: FamilyLayer, other: str) -> str:
 
 def _name_spaces(family: Family, spaces: _SpaceNumbers, carried: Mapping[str, tuple[int, ...]]) -> Wiring:
     """Name the numbered *spaces* and list their writers. *carried*: value -> numbers of the spaces that it carries."""
-    names: dict[int, str] = {}
+    names: dict[int, str] = {}  # of the first value that carries it, with the position if the value carries several
     for value, numbers in carried.items():
         for position, space in enumerate(numbers):
             names.setdefault(space, value if len(numbers) == 1 else f"{value}[{position}]")
     writers: dict[str, list[Writer]] = {name: [] for name in names.values()}
     sources = [(value, None) for value in family.inputs]
     layers = [(layer.output, layer) for layer in family.layers if role(layer) in ("dense", "depthwise", "separate")]
-    for value, writer in [*sources, *layers]:
+    for value, layer in [*sources, *layers]:
         for position, space in enumerate(carried[value]):
-            writers[names[space]].append(Writer(value, position, writer))
+            writers[names[space]].append(Writer(value, position, layer))
     return Wiring(
-        {value: tuple(names[space] for space in numbers) for value, numbers in carried.items()},
-        {name: spaces.widths[space] for space, name in names.items()},
-        {name: tuple(members) for name, members in writers.items()},
+        carries={value: tuple(names[space] for space in numbers) for value, numbers in carried.items()},
+        widths={name: spaces.widths[space] for space, name in names.items()},
+        writers={name: tuple(members) for name, members in writers.items()},
     )
 
 

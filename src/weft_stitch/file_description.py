@@ -1,8 +1,9 @@
 """The description of stitched models in their ONNX file: ``family_metadata`` writes it, ``read_stitched`` reads it.
 
 It lists the layers, which models share which channels, and which rows of the file's own weights hold which kernels; no
-kernel is stored twice. Scales and shifts, which are small, are written out. ``metadata`` has what the server reads:
-the models, and the graph's names of their inputs and outputs.
+kernel is stored twice. Scales and shifts, which are small, are written out. A model's *tail* are the operations that
+only it has. A *part* is a block of channels that the same models share. ``metadata`` has what the server reads: the
+models, and the graph's names of their inputs and outputs.
 """
 
 from __future__ import annotations
@@ -28,15 +29,7 @@ from weft_stitch.family import Block, ChannelSpace, Family, FamilyLayer, Sharing
 from weft_stitch.graph import Graph, KernelOrigin
 from weft_stitch.layouts import Affine, Channels, channels, tidy
 from weft_stitch.lowering import port_name
-from weft_stitch.net import (
-    Array,
-    Net,
-    Op,
-    Port,
-    Value,
-    Window,
-    infer,
-)
+from weft_stitch.net import Array, Net, Op, Port, Value, Window, infer
 from weft_stitch.slabs import undo_slabs
 
 VERSION = 1
@@ -359,14 +352,14 @@ class _FamilyRebuilder:
     def _net(self, task: int, layers: Sequence[FamilyLayer], tail: Sequence[Op]) -> Net:
         """The model of *task*, which runs *layers* and then *tail*."""
         note = self.note.nets[task]
-        ports = [
+        inputs, outputs = (
             tuple(Port(port.name, port.value, port.shape) for port in side) for side in (note.inputs, note.outputs)
-        ]
-        values = {port.value: Value(*size) for port, size in zip(ports[0], note.sizes, strict=True)}
+        )
+        values = {port.value: Value(*size) for port, size in zip(inputs, note.sizes, strict=True)}
         ops = (*(layer.ops[task] for layer in layers), *tail)
         for op in ops:
             values[op.output] = infer(op, tuple(values[value] for value in op.inputs))
-        return Net(note.name, ports[0], ops, ports[1], values, note.batch)
+        return Net(note.name, inputs, ops, outputs, values, note.batch)
 
     def _ops(self, note: OpNote) -> tuple[Op, ...]:
         """The operations of all tasks that *note* describes."""
@@ -385,13 +378,13 @@ class _FamilyRebuilder:
             note.kind,
             note.inputs,
             note.output,
-            kernel,
-            _vector(note.scale, entry),
-            _vector(note.shift, entry),
-            Window() if note.window is None else Window(*note.window),
-            note.groups[entry] if note.groups else 1,
-            note.function,
-            note.settings,
+            weight=kernel,
+            scale=_vector(note.scale, entry),
+            shift=_vector(note.shift, entry),
+            window=Window() if note.window is None else Window(*note.window),
+            groups=note.groups[entry] if note.groups else 1,
+            function=note.function,
+            settings=note.settings,
         )
 
     def _whole_kernel(self, note: OpNote, task: int) -> Array | None:
@@ -406,7 +399,7 @@ class _FamilyRebuilder:
 
     def _kernels(self, note: OpNote) -> list[Array]:
         """The kernels of a convolution in all tasks."""
-        if not self.note.kernels[note.output][0].outs:
+        if not self.note.kernels[note.output][0].outs:  # the kernel of each task is stored whole
             return [array for task in range(self.tasks) if (array := self._whole_kernel(note, task)) is not None]
         outputs, inputs = (channels(value, self.wiring, self.sharing) for value in (note.output, note.inputs[0]))
         stored, assembly = self.note.kernels[note.output], _KernelAssembly(note, outputs, inputs)
@@ -423,10 +416,8 @@ class _FamilyRebuilder:
         for _ in range(count):
             note = next(layer for layer in self.note.layers if layer.kind == "affine" and layer.inputs[0] == value)
             ops = tuple(self._op(note, None, task) for task in range(self.tasks))
-            affine, value = (
-                affine.then(Affine.from_layer(FamilyLayer(ops, note.inputs, note.output), widths)),
-                note.output,
-            )
+            affine = affine.then(Affine.from_layer(FamilyLayer(ops, note.inputs, note.output), widths))
+            value = note.output
         return affine.scales
 
 
@@ -445,24 +436,30 @@ class _KernelAssembly:
         """
 
     def add_weight(self, note: KernelNote, array: Array, scales: Sequence[Array]) -> None:
-        """Copy the pieces in the weight *array* that are still missing; *scales* (by task) are folded into it."""
+        """Copy the pieces that the weight *array* holds, as *note* says, and that are still missing.
+
+        *scales*: for each task, those that are folded into the weight.
+        """
         array = undo_slabs(array, note.slabs, self.window) if note.slabs else array
-        rows = _range_bounds([self.outputs.parts[part].width for part in note.outs])
-        columns = [0, 1] if self.depthwise else _range_bounds([self.inputs.parts[part].width for part in note.ins])
-        array = array.reshape(rows[-1], columns[-1], *self.window)
+        row_bounds = _range_bounds([self.outputs.parts[part].width for part in note.outs])
+        in_widths = [1] if self.depthwise else [self.inputs.parts[part].width for part in note.ins]
+        column_bounds = _range_bounds(in_widths)
+        array = array.reshape(row_bounds[-1], column_bounds[-1], *self.window)
         if not self.kernels:
             input_widths = [1] * self.outputs.tasks if self.depthwise else self.inputs.widths
             shapes = zip(self.outputs.widths, input_widths, strict=True)
             self.kernels = [np.zeros((*shape, *self.window), array.dtype) for shape in shapes]
         for row, out in enumerate(note.outs):
             for column, inp in enumerate([_NO_INPUT_PART] if self.depthwise else note.ins):
-                piece = array[rows[row] : rows[row + 1], columns[column] : columns[column + 1]]
+                rows, columns = slice(*row_bounds[row : row + 2]), slice(*column_bounds[column : column + 2])
+                piece = array[rows, columns]
                 self._put(out, inp, piece, note.task, scales)
 
     def _put(self, out_part: int, in_part: int, piece: Array, source_task: int | None, scales: Sequence[Array]) -> None:
         """Write *piece*, without its scale, into the kernels of all tasks that have both *out_part* and *in_part*.
 
-        *source_task*: the task whose scale is folded into *piece*; None: the first that has both parts.
+        Parts are given by their indices in ``Channels.parts``. *source_task*: the task whose scale, one of *scales* (by
+        task), is folded into *piece*; None: the first that has both parts.
         """
         out = self.outputs.parts[out_part]
         inp = out if self.depthwise else self.inputs.parts[in_part]

@@ -66,7 +66,7 @@ class KernelOrigin(NamedTuple):
     folded: int = 0
     """Number of affines after the convolution whose scales are multiplied into the constant."""
     slabs: tuple[int, ...] = ()
-    """Arguments of ``slabs.undo_slabs`` that restore the kernel from its slab layout; empty: not in slabs."""
+    """The layout from which ``slabs.undo_slabs`` restores the kernel; empty: not in slabs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,16 +170,16 @@ class Builder:
     def finish(self) -> Graph:
         """The graph of everything added so far."""
         return Graph(
-            self.name,
-            tuple(self._inputs),
-            tuple(self._outputs),
-            tuple(self._steps),
-            self._constants,
-            frozenset(self._weights),
-            self._shapes,
-            self.tuned,
-            self.rounded,
-            tuple(self.origins),
+            name=self.name,
+            inputs=tuple(self._inputs),
+            outputs=tuple(self._outputs),
+            steps=tuple(self._steps),
+            constants=self._constants,
+            weights=frozenset(self._weights),
+            shapes=self._shapes,
+            tuned=self.tuned,
+            rounded=self.rounded,
+            origins=tuple(self.origins),
         )
 
     def _fresh(self, hint: str) -> str:

@@ -1,7 +1,8 @@
 """One model's operations as steps of a graph: ``emit``, and ``plain_graph`` for the whole model alone.
 
 A convolution whose window covers the whole picture is written as a product of matrices (``Gemm``): onnxruntime's
-convolution reads such a weight once per row, which took up to 12 times as long (1024 outputs, 32 rows). An island of an
+convolution reads such a weight once per row, which took up to 12 times as long (1024 outputs, 32 rows). An *affine* is
+a scale and a shift per channel, an *island* an operator that only its source can run. An island of an
 ONNX file writes its own steps; one of torch becomes a step ``Island`` whose attribute ``payload`` has
 ``run(*tensors)``, and only torch runs it.
 """
@@ -15,15 +16,7 @@ from typing import Any
 import numpy as np
 
 from weft_stitch.graph import DYNAMIC, Builder, Graph, KernelOrigin
-from weft_stitch.net import (
-    Array,
-    Net,
-    Op,
-    Port,
-    Value,
-    Window,
-    infer,
-)
+from weft_stitch.net import Array, Net, Op, Port, Value, Window, infer
 
 Shape = tuple[int, ...]
 
@@ -49,7 +42,7 @@ def emit(builder: Builder, op: Op, inputs: Sequence[str]) -> str:
         return builder.add("GlobalAveragePool", inputs[0], shape=shape)
     if op.kind in _POOLS:
         return builder.add(_POOLS[op.kind], inputs[0], shape=shape, **_pool_attributes(op))
-    if hasattr(op.payload, "steps"):
+    if hasattr(op.payload, "steps"):  # an island of an ONNX file, or a rounding step
         name: str = op.payload.steps(builder, list(inputs))
         return name
     return builder.add("Island", *inputs, shape=shape, payload=op.payload)

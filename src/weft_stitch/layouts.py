@@ -1,8 +1,10 @@
 """The arrangement of all tasks' channels in one tensor (``Channels``, ``Layout``), and of weights by it (``pieces``).
 
-A layout determines in which columns the channels of a task lie: those of its spaces, in order, lie in ``columns``. All
-else that a form needs follows from that: weights, tables, masks, gathers from one layout to another.
-Every pair of an input block and an output block that some task has is one piece of weights.
+A value carries one or several *spaces*, sets of channels in one order (``family``). A *block* has channels of a space
+that the same tasks share, or one task's own; a *part* is a block as channels of a value. A layout determines in which
+columns the channels of a task lie (``Channels.columns``). All else that a form needs follows from that: weights,
+tables, masks, gathers from one layout to another. Every pair of an input block and an output block that some task has
+is one piece of weights.
 """
 
 from __future__ import annotations
@@ -242,7 +244,7 @@ class Affine:
         return Affine(
             tuple(_vector(op.scale, width, 1.0) for op, width in zip(layer.ops, widths, strict=True)),
             tuple(_vector(op.shift, width, 0.0) for op, width in zip(layer.ops, widths, strict=True)),
-            1,
+            layers=1,
         )
 
 

@@ -1,4 +1,9 @@
-"""``lower`` turns a family and its sharing into one graph for all models, with a form for each layer."""
+"""``lower`` turns a family and its sharing into one graph for all models, with a form for each layer.
+
+A family is models side by side: *layers* that all have, and *tails*, the operations of one model alone. A *form* is a
+way to compute a layer for all tasks, a *layout* the arrangement of their channels in one tensor. ``Room`` holds the
+values that are computed so far, in each of their layouts.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +90,7 @@ def _read_inputs(room: Room) -> None:
             port = net.inputs[number]
             name = port_name(family, task, port)
             tensors.append(read_port(room.builder, port, net.values[port.value], name, room.rows.batches[task]))
-        if number == 0:
+        if number == 0:  # by its first input, a task's dynamic number of rows is known
             room.rows.start(tensors)
         room.enter(value, tensors)
 
@@ -117,7 +122,7 @@ def _write_formed(room: Room, layer: FamilyLayer, form: Form, chain: list[Family
             f"{layer.name}: the form {form.name!r} cannot do it, {reason}; choose another, like 'separate'"
         )
     lowered = form.lower(room, layer, chain)
-    outputs = [layer.output, *(follower.output for follower in chain[: lowered.used])]
+    outputs = [layer.output, *(follower.output for follower in chain[: lowered.consumed])]
     room.put(outputs[-1], lowered.placed)
     return outputs
 
@@ -216,12 +221,13 @@ def _write_channelwise(room: Room, layer: FamilyLayer) -> PlacedValue:
         return _write_affine(room, layer)
     layout = _layout(room, layer)
     sources = [room.get(value, layout) for value in layer.inputs]
-    count = room.rows.tasks if layout == APART else 1
+    tensor_count = room.rows.tasks if layout == APART else 1
     tensors = [
-        emit(room.builder, layer.ops[task], [source.tensors[task] for source in sources]) for task in range(count)
+        emit(room.builder, layer.ops[number], [source.tensors[number] for source in sources])
+        for number in range(tensor_count)
     ]
     clean = all(source.clean for source in sources) and keeps_zero(layer.op)
-    return PlacedValue(layout, tuple(tensors), clean or layout == APART)
+    return PlacedValue(layout, tuple(tensors), clean or layout == APART)  # apart, there are no other tasks' columns
 
 
 def _layout(room: Room, layer: FamilyLayer) -> Layout:
@@ -229,6 +235,7 @@ def _layout(room: Room, layer: FamilyLayer) -> Layout:
     layout = room.layout(*layer.inputs)
     if len({op.payload.signature for op in layer.ops if op.payload is not None}) > 1:
         return APART  # each model rounds to a format of its own
+    # stacked, the tasks' channels lie side by side, so that operands cannot be concatenated
     return COMPACT if layer.op.kind == "concat" and layout == STACKED else layout
 
 

@@ -135,7 +135,7 @@ class Net:
 
     @property
     def weights(self) -> int:
-        """Count of the numbers that the net stores."""
+        """Number of weights, scales and shifts that the net stores."""
         arrays = ((op.weight, op.scale, op.shift) for op in self.ops)
         return sum(array.size for group in arrays for array in group if array is not None)
 

@@ -44,7 +44,9 @@ def to_onnx(graph: Graph, metadata: Mapping[str, str] = _NOTHING) -> OnnxModel:
     )
 
 
-def keep_models(read: Iterable[str | os.PathLike[str]], written: Iterable[str | os.PathLike[str] | None]) -> None:
+def refuse_overwriting(
+    read: Iterable[str | os.PathLike[str]], written: Iterable[str | os.PathLike[str] | None]
+) -> None:
     """Raise ``StitchError`` if a file of *written* is also one of *read*."""
     models = {Path(path).resolve() for path in read}
     for path in written:
@@ -61,8 +63,8 @@ def _opset(graph: Graph) -> int:
     """The graph's operator set; by default ``OPSET``, or ``OPSET_OF_16_BITS`` if it quantises to 16 bits."""
     if graph.opset is not None:
         return graph.opset
-    zeros = (step.inputs[2] for step in graph.steps if step.op == "QuantizeLinear" and len(step.inputs) > 2)
-    has_16_bits = any(name in graph.constants and graph.constants[name].dtype.itemsize > 1 for name in zeros)
+    zero_points = (step.inputs[2] for step in graph.steps if step.op == "QuantizeLinear" and len(step.inputs) > 2)
+    has_16_bits = any(name in graph.constants and graph.constants[name].dtype.itemsize > 1 for name in zero_points)
     return OPSET_OF_16_BITS if has_16_bits else OPSET
 
 

@@ -111,19 +111,19 @@ class StitchOptions:
 
     def _check_values(self) -> None:
         """Refuse values out of range, by field."""
-        machine(self.machine)
+        machine(self.machine)  # raises if there is none of this name
         if isinstance(self.form, str) and self.form not in (PLANNED, *FORMS):
             raise StitchError(f"form = {self.form}: {unknown_name('form', self.form, (PLANNED, *FORMS))}")
         rows = [self.batches] if isinstance(self.batches, int) else self.batches or ()
         slack, seconds = self.slack, self.latency_target_s
-        for argument, value, fine, way_out in (
+        for argument, value, is_valid, way_out in (
             ("batches", ",".join(map(str, rows)), all(row_count >= 1 for row_count in rows), "give rows from 1"),
             ("threads", self.threads, self.threads is None or self.threads >= 1, "give 1 or more"),
             ("tolerance", self.tolerance, 0 <= self.tolerance < inf, "give the largest difference of equal weights"),
             ("slack", slack, slack is None or 0 <= slack < inf, "give 0 for the fastest plan, or a part, as 0.05"),
             ("latency_target_s", seconds, seconds is None or 0 < seconds < inf, "give seconds above 0"),
         ):
-            if not fine:
+            if not is_valid:
                 raise StitchError(f"{argument} = {value}: {way_out}")
 
     def _check_together(self) -> None:

@@ -65,7 +65,7 @@ def columns(spaces: Sequence[ChannelSpace], task: int, align: int) -> list[Block
     runs, begin = [], 0
     for number, space in enumerate(spaces):
         runs += _space_columns(number, space, task, align, begin)
-        begin += widest([space], align) if number + 1 < len(spaces) else 0
+        begin += widest([space], align) if number + 1 < len(spaces) else 0  # no space begins behind the last
     return runs
 
 
@@ -190,23 +190,24 @@ class PackedLayer:
         return depths.pop() if len(depths) == 1 else 0
 
     @cached_property
-    def narrow(self) -> int:
+    def widest_rider(self) -> int:
         """The widest span of an own block that can ride along with a shared block; 0 if no task has both."""
         return max((targets[-1].span for targets in self.targets if len(targets) > 1), default=0)
 
-    def tiles(self, positions: Sequence[int], tall: int, wide: int, narrow: int = 0) -> Array:
-        """All tiles of *tall* positions by *wide* channels, each with its rider: [tiles, fields of both].
+    def tiles(self, positions: Sequence[int], tile_height: int, tile_width: int, rider_width: int = 0) -> Array:
+        """All tiles of *tile_height* positions by *tile_width* channels, with their riders: [tiles, fields of both].
 
         *positions*: the number of output positions of each task. A *rider* is the task's own block, if it spans at most
-        *narrow* columns: it is computed along with the last tile of a shared block, because both read the same input.
-        The other tiles have a rider that spans no columns.
+        *rider_width* columns: it is computed along with the last tile of a shared block, because both read the same
+        input. The other tiles have a rider that spans no columns.
         """
         task_ends, rows = np.cumsum(positions), []
         for task, targets in enumerate(self.targets):
             end = int(task_ends[task])
-            for first in range(end - positions[task], end, tall):
+            for first in range(end - positions[task], end, tile_height):
                 block_tiles = [target._replace(first_position=first, end_position=end) for target in targets]
-                rows += [[*tile, *rider] for tile, rider in _tiles_with_riders(block_tiles, wide, narrow)]
+                with_riders = _tiles_with_riders(block_tiles, tile_width, rider_width)
+                rows += [[*tile, *rider] for tile, rider in with_riders]
         return np.array(rows, np.int32).reshape(-1, 2 * len(Tile._fields))
 
     def spread(self, values: Sequence[Array]) -> Array:
@@ -241,10 +242,11 @@ class _WeightStore:
     def __init__(self, kernels: Sequence[Array], inputs: Sequence[ChannelSpace], align: int) -> None:
         self.kernels, self.align = kernels, align
         self.taps = kernels[0].shape[2] * kernels[0].shape[3]
-        self.starts = [np.cumsum([0, *(space.widths[task] for space in inputs)]) for task in range(len(kernels))]
+        widths = ([space.widths[task] for space in inputs] for task in range(len(kernels)))
+        self.first_channels = [np.cumsum([0, *task_widths]) for task_widths in widths]
         """For each task, the first input channel of each space."""
         self.sheets: list[Array] = []
-        self.length = self.unique = 0
+        self.length = self.unique = 0  # numbers stored so far, and those of them that are weights
 
     def add_sheet(self, inputs: int, outputs: int) -> tuple[Array, int]:
         """Add a sheet for this many input and output channels; return it and the place where it begins."""
@@ -255,8 +257,8 @@ class _WeightStore:
 
     def write(self, sheet: Array, column: int, task: int, out: Block, run: BlockColumns) -> None:
         """Write *task*'s piece from input block *run* to output block *out* into *sheet*, at *column* of a line."""
-        rows = self.starts[task][run.space] + run.block.members[task]
-        piece = self.kernels[task][np.ix_(out.members[task], rows)].reshape(out.width, run.block.width, self.taps)
+        channels = self.first_channels[task][run.space] + run.block.members[task]
+        piece = self.kernels[task][np.ix_(out.members[task], channels)].reshape(out.width, run.block.width, self.taps)
         sheet[: run.block.width, :, column : column + out.width] = piece.transpose(1, 2, 0)
         self.unique += piece.size
 
@@ -272,12 +274,13 @@ def pack(
 ) -> PackedLayer:
     """Pack the kernels [out, in, height, width] of all tasks; shared pieces are read from the first task that has them.
 
-    *align* and *input_align* (by default the same): output and input blocks begin at multiples of these.
+    *inputs*, *output*: the channel spaces that the layer reads, and the one that it writes. *align* and *input_align*
+    (by default the same): output and input blocks begin at multiples of these.
     """
     tasks = range(len(kernels))
     input_align = align if input_align is None else input_align
-    runs = [columns(inputs, task, input_align) for task in tasks]
-    outs = [columns([output], task, align) for task in tasks]
+    runs = [columns(inputs, task, input_align) for task in tasks]  # of input blocks
+    outs = [columns([output], task, align) for task in tasks]  # of output blocks
     store = _WeightStore(kernels, inputs, align)
     lines = _store_pieces(store, output, runs, outs)
     width = widest(inputs, input_align)
@@ -296,17 +299,17 @@ def pack(
                 tables.append(_place_table(runs[task], task_lines, width, store.taps, align))
         targets.append(tuple(task_tiles))
     return PackedLayer(
-        np.concatenate([sheet.ravel() for sheet in store.sheets]),
-        store.unique,
-        np.stack(tables, axis=1).astype(np.int32) if tables else np.zeros((2, 0, 0), np.int32),
-        tuple(targets),
-        window,
-        len(kernels),
-        width,
-        widest([output], align),
-        tuple(map(tuple, outs)),
-        align,
-        input_align,
+        weights=np.concatenate([sheet.ravel() for sheet in store.sheets]),
+        unique=store.unique,
+        places=np.stack(tables, axis=1).astype(np.int32) if tables else np.zeros((2, 0, 0), np.int32),
+        targets=tuple(targets),
+        window=window,
+        tasks=len(kernels),
+        inputs=width,
+        outputs=widest([output], align),
+        output_runs=tuple(map(tuple, outs)),
+        align=align,
+        input_align=input_align,
     )
 
 
@@ -331,7 +334,7 @@ def _store_pieces(
             key = (out.key, run.key)
             common = len(run.block.tasks) == len(runs)
             if id(out.block) in own_columns and (common or (own_inputs_fit and len(run.block.tasks) == 1)):
-                group = run.key if common else None
+                group = run.key if common else None  # None: the sheet of all tasks' own input blocks
                 if group not in sheets:
                     sheets[group] = store.add_sheet(run.block.width, line_width)
                 sheet, begin = sheets[group]
@@ -378,14 +381,17 @@ def _own_inputs_fit_one_sheet(runs: list[list[BlockColumns]]) -> bool:
     return all(len(widths) == 1 for widths in own_widths) and len({widths[0] for widths in own_widths}) == 1
 
 
-def _tiles_with_riders(targets: list[Tile], wide: int, narrow: int) -> list[tuple[Tile, Tile]]:
-    """The tiles of one task at some positions, each with its rider (see ``PackedLayer.tiles``)."""
+def _tiles_with_riders(targets: list[Tile], tile_width: int, rider_width: int) -> list[tuple[Tile, Tile]]:
+    """The tiles of one task at some positions, each with its rider (see ``PackedLayer.tiles``).
+
+    *targets*: a tile for each output block, which is cut into tiles of *tile_width* channels.
+    """
     # The last target of a task is its own block, if it has one.
-    has_rider = len(targets) > 1 and targets[-1].span <= narrow
+    has_rider = len(targets) > 1 and targets[-1].span <= rider_width
     tiles = [
         target._replace(first_channel=channel)
         for target in (targets[:-1] if has_rider else targets)
-        for channel in range(0, target.span, wide)
+        for channel in range(0, target.span, tile_width)
     ]
     no_rider = tiles[0]._replace(span=0, width=0)
     return [(tile, targets[-1] if has_rider and tile is tiles[-1] else no_rider) for tile in tiles]
@@ -432,7 +438,10 @@ def _whole_tile(
 
 
 def _place_table(runs: list[BlockColumns], lines: list[WeightLine], width: int, taps: int, align: int) -> Array:
-    """The rows of ``PackedLayer.places`` [2, width] for one task and output block."""
+    """For one task and output block, where the weights of each input column begin, and how far apart taps are.
+
+    [2, width], as ``PackedLayer.places`` has them. *runs*, *lines*: the input blocks and where their weights lie.
+    """
     table = np.full((2, width), -1, np.int64)
     for run, line in zip(runs, lines, strict=True):
         block_columns = slice(run.start, run.start + run.block.width)

@@ -1,4 +1,8 @@
-"""Reports of stitched models, which compare the ways to run them: tables, sentences, JSON and a picture."""
+"""Reports of stitched models, which compare the ways to run them: tables, sentences, JSON and a picture.
+
+A model is stitched by channels (``Stitching``) or to a body (``BodyStitching``), each of whose steps runs once for a
+*crew*: models with equal weights in it.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +99,8 @@ def percents(amounts: Sequence[int]) -> list[int]:
     total = max(1, sum(amounts))
     percentages = [100 * amount // total for amount in amounts]
     by_remainder = sorted(range(len(amounts)), key=lambda index: -(100 * amounts[index] % total))
-    for index in by_remainder[: 100 - sum(percentages) if any(amounts) else 0]:
+    missing = 100 - sum(percentages) if any(amounts) else 0
+    for index in by_remainder[:missing]:
         percentages[index] += 1
     return percentages
 
@@ -155,9 +160,8 @@ def _copies_sentence(groups: Sequence[Summary]) -> str:
     """
     if len(groups) > 1:
         return "This is fast and keeps copies"
-    unique_ways = [way for group in groups for way in group.ways if way.name == UNIQUE]
-    seconds = unique_ways[0].measured_s or unique_ways[0].predicted_s if len(unique_ways) == len(groups) == 1 else None
-    price = "" if seconds is None else f", in {_ms(seconds)}"
+    unique_way = next((way for way in groups[0].ways if way.name == UNIQUE), None)
+    price = "" if unique_way is None else f", in {_ms(unique_way.measured_s or unique_way.predicted_s)}"
     return f"This is fast and keeps copies; more --slack allows fewer, --form {UNIQUE} stores each once{price}"
 
 
@@ -202,9 +206,7 @@ def figure(stitching: Stitching) -> Figure:
     ways = [(label, way) for way, label, _ in labelled_ways(stitching)]
     timed = all(way.measured_s is not None for _, way in ways)
     columns = {
-        "measured ms" if timed else "predicted ms": [
-            1e3 * ((way.measured_s if timed else None) or way.predicted_s) for _, way in ways
-        ],
+        "measured ms" if timed else "predicted ms": [1e3 * _seconds(way, measured=timed) for _, way in ways],
         "weights MB": [way.weight_bytes / 1e6 for _, way in ways],
     }
     labels = [label for label, _ in ways]
@@ -249,10 +251,12 @@ def ways_table(stitching: Stitching) -> ResultTable:
 def labelled_ways(stitching: Stitching) -> list[tuple[Way, str, bool]]:
     """Every way to run the models, its label, and whether it is the result of the stitching."""
     groups = stitching.summaries
-    rows = [(stitching.before, "one after another" if stitching.family.tasks > 1 else "as it is", False)]
+    separate_label = "one after another" if stitching.family.tasks > 1 else "as it is"
+    rows = [(stitching.before, separate_label, False)]
     if len(groups) == 1:
         rows.append((groups[0].stitched, _stitched_label(groups[0]), True))
-        rows += [(way, _rival_label(way, rows[0][1]), False) for way in groups[0].ways[2:]]
+        rivals = groups[0].ways[2:]  # behind the sequential and the stitched way
+        rows += [(way, _rival_label(way, separate_label), False) for way in rivals]
     else:
         rows += [(group.stitched, f"group {n}: {', '.join(group.models)}", False) for n, group in enumerate(groups)]
         rows.append((stitching.after, "all groups", True))
@@ -263,8 +267,8 @@ def _stitched_label(summary: Summary) -> str:
     return f"stitched: {summary.form}{' in slabs' * summary.stitched.slabs}"
 
 
-def _rival_label(way: Way, alone: str) -> str:
-    return way.name.replace("sequential", alone) + " in slabs" * way.slabs
+def _rival_label(way: Way, separate_label: str) -> str:
+    return way.name.replace("sequential", separate_label) + " in slabs" * way.slabs
 
 
 def _way_cells(way: Way, separate: Way, *, timed: bool, is_group: bool) -> tuple[str, ...]:
@@ -343,10 +347,12 @@ def way_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
 def step_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
     """Rows of the table ``STEPS``: every step that has weights, with the models that share them."""
     return [
-        (step.name, step.op, f"{step.bytes / 1e3:.1f}", str(sum(map(len, step.crews))), shared_by, _own_text(step))
+        (
+            step.name, step.op, f"{step.bytes / 1e3:.1f}", str(sum(map(len, step.crews))),
+            _sharers_text(stitching, step), _own_text(step),
+        )
         for step in stitching.shared
-        for shared_by in [_sharers_text(stitching, step)]
-    ]
+    ]  # fmt: skip
 
 
 def body_sentences(stitching: BodyStitching) -> list[str]:
@@ -370,13 +376,15 @@ def body_sentences(stitching: BodyStitching) -> list[str]:
             f"order: {stitching.reordered} products are another model's, with heads or channels in another order"
         )
     if stitching.long and stitching.fill is None:
-        lines.append("lengths: no input hides what stands behind, so that all rows of a run must be of one length")
+        lines.append("lengths: no input masks padding, so that all rows of a run must be of one length")
     elif stitching.long and stitching.fill is not None:
         filled = ", ".join(f"{name} with {number:g}" for name, number in stitching.fill.items())
         lines.append(f"lengths: any in one run; shorter rows are filled, {filled}")
     if any(stitching.body.exits):
         models = ", ".join(name for name, exits in zip(stitching.names, stitching.body.exits, strict=True) if exits)
-        lines.append(f"exits: {models} answer with the first exit that is sure, but all rows go to the end of the body")
+        lines.append(
+            f"exits: {models} answer with the first confident exit, but all rows are computed to the end of the body"
+        )
     if stitching.difference is not None:
         lines.append(
             f"largest difference to the models: {stitching.difference.relative:.1e} of an output's largest number"
@@ -392,7 +400,7 @@ def _layer_name(name: str) -> str:
 
 
 def _own_kinds(steps: Sequence[SharedStep]) -> str:
-    """The kinds of the models' own differences, as text."""
+    """The kinds of the models' own differences, as text: of "3 columns", only "columns"."""
     return ", ".join(sorted({difference.split()[-1] for step in steps for difference in step.own}))
 
 

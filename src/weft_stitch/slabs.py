@@ -83,7 +83,7 @@ def _geometry(step: GraphStep, graph: Graph) -> _Geometry | None:
     slab_count = -(-kernel_height // stride_down)
     height, width = graph.shapes[step.inputs[0]][2:]
     rows = graph.shapes[step.outputs[0]][2] + slab_count - 1
-    bottom = stride_down * rows - height - top
+    bottom = stride_down * rows - height - top  # the rows of zeros that the last slab reads below the picture
     is_plain = tuple(step.attributes.get("dilations", (1, 1))) == (1, 1) and step.attributes.get("auto_pad") is None
     # a single slab gains nothing; pictures with rows that no slab reads, dilations and depthwise kernels are kept
     if slab_count < 2 or bottom < 0 or not is_plain or graph.constants[step.inputs[1]].shape[1] == 1:
@@ -107,7 +107,10 @@ def _all_constant(graph: Graph, names: Sequence[str]) -> bool:
 def _column_phases(
     kernel_width: int, stride: int, left: int, right: int, width: int, output_width: int
 ) -> tuple[int, int, int, int, int]:
-    """Phases, taps, leading zeros, and left and right padding; one phase if sorting is impossible or no gain."""
+    """Phases, taps, leading zeros (see ``_Geometry``), and padding on the left and on the right of the picture.
+
+    One phase if sorting columns is impossible or no gain.
+    """
     lead = -left % stride
     phase_left = (left + lead) // stride
     taps = -(-(kernel_width + lead) // stride)
@@ -134,7 +137,7 @@ class _SlabRewriter:
         """Tensor -> the last step that reads it."""
         self._name_counts: Counter[str] = Counter()
         self._slabbed: dict[str, tuple[str, tuple[int, ...]]] = {}
-        """Kernel -> the name of its constant in slabs, and the arguments for ``undo_slabs``."""
+        """Kernel -> the name of its constant in slabs, and the layout for ``undo_slabs``."""
         self._flat: dict[str, str] = {}
         """Tensor -> the name of its copy of shape [1, rows x channels, ...]; it need not be computed itself."""
         self._computed = {tensor.name for tensor in graph.inputs} | set(graph.constants)
@@ -150,7 +153,7 @@ class _SlabRewriter:
 
     def convolve(self, step: GraphStep, geometry: _Geometry) -> None:
         """Write *step* in slabs, with the scale and shift of the steps after it."""
-        scale, shift, last = self._tables(step)
+        scale, shift, last = self._absorb_affine(step)
         source = step.inputs[0]
         self._materialise(source)
         if geometry.phases > 1:
@@ -158,8 +161,8 @@ class _SlabRewriter:
         outs = self.graph.shapes[step.outputs[0]][1]
         kernel = step.inputs[1]
         weight = self._constant(_slab_weight(self.graph.constants[kernel], geometry), kernel)
-        undo_arguments = (geometry.slabs, geometry.slab_rows, geometry.taps, geometry.phases, geometry.lead)
-        self._slabbed[kernel] = weight, undo_arguments
+        slab_layout = (geometry.slabs, geometry.slab_rows, geometry.taps, geometry.phases, geometry.lead)
+        self._slabbed[kernel] = weight, slab_layout
         rows, _, _, width = self.graph.shapes[step.outputs[0]]
         attributes = {
             "kernel_shape": [geometry.slab_rows, geometry.taps],
@@ -169,8 +172,8 @@ class _SlabRewriter:
         }
         shape = (rows, outs * geometry.slabs, geometry.rows, width)
         slabs_tensor = self._add("Conv", (source, weight), shape, attributes, step.layer)
-        if len(scale) > 1 or len(shift) > 1:
-            self._flat[last] = self._sum_slabs(step, geometry, slabs_tensor, scale, shift, "")
+        if len(scale) > 1 or len(shift) > 1:  # rows differ: then the sum has them as channels of a flat tensor
+            self._flat[last] = self._sum_slabs(step, geometry, slabs_tensor, scale, shift)
         else:
             self._sum_slabs(step, geometry, slabs_tensor, scale, shift, last)
             self._computed.add(last)
@@ -194,16 +197,16 @@ class _SlabRewriter:
 
     def _move_origin(self, origin: KernelOrigin) -> KernelOrigin:
         """*origin* for the constant that holds the kernels in slabs."""
-        name, slab_arguments = self._slabbed.get(origin.constant, (origin.constant, origin.slabs))
-        return origin._replace(constant=name, slabs=slab_arguments)
+        name, slab_layout = self._slabbed.get(origin.constant, (origin.constant, origin.slabs))
+        return origin._replace(constant=name, slabs=slab_layout)
 
     def _sum_slabs(
-        self, step: GraphStep, geometry: _Geometry, slabs_tensor: str, scale: Array, shift: Array, output: str
+        self, step: GraphStep, geometry: _Geometry, slabs_tensor: str, scale: Array, shift: Array, output: str = ""
     ) -> str:
         """Add the depthwise convolution that sums the slabs in *slabs_tensor*, times *scale* plus *shift*.
 
-        Return its output: [1, rows x channels, height, width] if rows differ in scale or shift, else [rows,
-        channels, ...].
+        Return its output, called *output* or a new name: [1, rows x channels, height, width] if rows differ in scale or
+        shift, else [rows, channels, ...].
         """
         rows, outs, height, width = self.graph.shapes[step.outputs[0]]
         affine_rows = max(len(scale), len(shift))
@@ -226,13 +229,13 @@ class _SlabRewriter:
         shape = (first_size, channels, height, width)
         return self._add("Conv", (stacked, taps, *bias), shape, attributes, step.layer, output)
 
-    def _tables(self, step: GraphStep) -> tuple[Array, Array, str]:
+    def _absorb_affine(self, step: GraphStep) -> tuple[Array, Array, str]:
         """Absorb the Mul and Add after *step*: return scale and shift [1 or rows, channels], and the last output."""
         dtype = self.graph.constants[step.inputs[1]].dtype
         outs = self.graph.shapes[step.outputs[0]][1]
         scale = np.ones((1, outs), dtype)
         shift = np.zeros((1, outs), dtype)
-        if len(step.inputs) > 2:
+        if len(step.inputs) > 2:  # the convolution has a bias
             shift = self.graph.constants[step.inputs[2]].reshape(1, outs)
         last = step.outputs[0]
         for operator in ("Mul", "Add"):
@@ -268,13 +271,13 @@ class _SlabRewriter:
         groups = _groups(step)
         split = (groups, channels // groups * height, width // phases, phases)
         merged = (phases * channels, height, width // phases)
-        phase_first = (groups, phases, *split[1:3])
+        phase_first = (groups, phases, *split[1:3])  # *split* with its last axis, the remainder, behind the groups
         separated = self._reshape(tensor, (rows, *split), step.layer)
         transposed = self._add("Transpose", (separated,), (rows, *phase_first), {"perm": [0, 1, 4, 2, 3]}, step.layer)
         return self._reshape(transposed, (rows, *merged), step.layer)
 
     def _try_flatten(self, step: GraphStep) -> bool:
-        """Run an elementwise *step* on flat tensors if one of its inputs is flat; return whether it did."""
+        """Run an elementwise *step* on flat tensors (``_flat``) if one of its inputs is flat; return whether it did."""
         tensors = [name for name in step.inputs if name and name not in self._constants]
         if not any(name in self._flat for name in tensors):
             return False
@@ -298,7 +301,7 @@ class _SlabRewriter:
     def _materialise(self, name: str) -> None:
         """Make sure that the tensor *name* itself is computed, not only its flat copy."""
         if name not in self._computed and name in self._flat:
-            self._reshape(self._flat[name], self._shapes[name], "", name)
+            self._reshape(self._flat[name], self._shapes[name], layer="", output=name)
             self._computed.add(name)
 
     def _reshape(self, tensor: str, shape: tuple[int, ...], layer: str, output: str = "") -> str:
@@ -341,12 +344,12 @@ def _groups(step: GraphStep) -> int:
     return int(step.attributes.get("group", 1))
 
 
-def undo_slabs(weight: Array, how: Sequence[int], window: tuple[int, int]) -> Array:
-    """Restore a kernel from its slab layout. *how*: number of slabs, rows per slab, taps, phases, leading zeros.
+def undo_slabs(weight: Array, layout: Sequence[int], window: tuple[int, int]) -> Array:
+    """Restore the kernel [out, in, height, width] of which ``_slab_weight`` made *weight*.
 
-    *window*: height and width of the kernel.
+    *layout*: number of slabs, rows per slab, taps, phases, leading zeros. *window*: height and width of the kernel.
     """
-    slabs, rows, taps, phases, lead = how
+    slabs, rows, taps, phases, lead = layout
     outs, ins = weight.shape[0] // slabs, weight.shape[1] // phases
     by_row = weight.reshape(outs, slabs, phases, ins, rows, taps).transpose(0, 3, 1, 4, 5, 2)
     padded = by_row.reshape(outs, ins, slabs * rows, taps * phases)
@@ -356,6 +359,7 @@ def undo_slabs(weight: Array, how: Sequence[int], window: tuple[int, int]) -> Ar
 def _slab_weight(weight: Array, geometry: _Geometry) -> Array:
     """The kernel *weight* as the first convolution reads it: [outs x slabs, ins x phases, rows of a slab, taps]."""
     outs, ins, height, width = weight.shape
+    # zero columns that fill up the last tap; unsorted columns need none
     trailing = geometry.phases * geometry.taps - geometry.lead - width if geometry.phases > 1 else 0
     missing_rows = geometry.slabs * geometry.slab_rows - height
     padded = np.pad(weight, ((0, 0), (0, 0), (0, missing_rows), (geometry.lead, trailing)))

@@ -1,7 +1,8 @@
 """Plans, times and checks one graph of several models: ``stitch`` returns a ``Stitching``.
 
 The steps: read, align, find shared channels, choose forms or groups, lower. Where times are measured, the remaining
-plans are timed once more, in one race with the separate models; the reported times are those of this race.
+plans are timed once more, in one race with the separate models; the reported times are those of this race. A *way* is
+one way to run the models: one after another, stitched, or stitched in a single form.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from weft_stitch.family import Family, Sharing
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph
 from weft_stitch.lowering import formed_layers
-from weft_stitch.onnx_writer import keep_models
+from weft_stitch.onnx_writer import refuse_overwriting
 from weft_stitch.options import StitchOptions
 from weft_stitch.planning.budget import BudgetLimits, stitch_groups
 from weft_stitch.planning.planner import ANYWHERE
@@ -105,7 +106,7 @@ class Stitching(Shown):
     def to_onnx(self, path: str | os.PathLike[str]) -> tuple[Path, ...]:
         """Write every group as an ONNX file, and return the files; ``StitchError`` if one would overwrite a model."""
         outputs = self.outputs(path)
-        keep_models(self.files.values(), outputs)
+        refuse_overwriting(self.files.values(), outputs)
         for group, output in zip(self.groups, outputs, strict=True):
             group.to_onnx(output)
         return outputs
@@ -216,8 +217,10 @@ def _plan_groups(options: StitchOptions, family: Family, sharing: Sharing, notif
     }  # fmt: skip
     if options.in_groups:
         limits = BudgetLimits(options.memory_cap_bytes, options.latency_target_s)
+        # about as many groups are costed: one of each number of models in each of three styles
         progress = _step_counter("grouping", 3 * family.tasks, notify)
         return stitch_groups(family, sharing, limits, **settings, progress=progress)
+    # every layer in every form, and the whole graphs
     steps = len(formed_layers(family)) * len(ANYWHERE) + 1 if options.form == PLANNED else None
     settings |= {"slack": options.allowed_slack, "align": options.align}
     return (assemble(family, sharing, **settings, progress=_step_counter("planning", steps, notify)),)
@@ -243,6 +246,7 @@ def _choose_fastest(options: StitchOptions, stitched: Stitched, contest: PlanCon
     """Time all plans in one race; return *stitched* by the plan that the contest's rule chooses, and seconds by way."""
     plans = contest.plans
     separate_ways = [SEQUENTIAL, *([SLABBED] if stitched.slabs_alone else [])]
+    # name of a way, or index of a plan -> its graphs
     contenders = {name: _graphs(stitched.family, stitched, name) for name in separate_ways}
     contenders |= {
         str(index): _graphs(stitched.family, stitched.planned(plan), STITCHED) for index, plan in enumerate(plans)
@@ -283,9 +287,9 @@ def _race(options: StitchOptions, family: Family, contenders: Mapping[str, Seque
 
 
 def _graphs(family: Family, stitched: Stitched, way: str) -> list[Graph]:
-    """The graphs that the way named *way* runs one after another.
+    """The graphs that the way named *way* runs one after another, for the models of *stitched*.
 
-    Rows stay dynamic only if all models get the same number of them, as the race gives one number.
+    Rows stay dynamic only if all models of *family* get the same number of them, as the race gives one number.
     """
     same_rows = stitched.dynamic and len(set(family.batches)) == 1
     if way in (SEQUENTIAL, SLABBED):
@@ -327,7 +331,7 @@ def _compare_with_models(
             )
             if not options.tolerance:
                 difference.require(CLOSE)
-            coarse = difference.coarse
+            coarse = difference.coarse  # to files that round by themselves
             if unrounded is not group:
                 rounded = largest_difference(group.graph, group.family, files, rows, threads=options.used_threads)
                 if not options.tolerance:

@@ -1,6 +1,8 @@
 """``Summary``: the sizes and times of a stitched graph, and of other ways to run the models.
 
 Nothing is run here: seconds are predicted for a described machine; callers that measure add theirs (``Summary.timed``).
+A *way* is one way to run the models: one after another, stitched, or stitched in a single form. A *space* is a set of
+channels that layers pass on in one order (``family``).
 """
 
 from __future__ import annotations
@@ -141,13 +143,7 @@ def graph_way(name: str, graph: Graph, cost: Modelled) -> Way:
     """The sizes and predicted time of *graph*, whose rows must be known."""
     counts, seconds = count(graph, stored=stored_bytes(graph)), sum(cost.by_layer(graph).values())
     return Way(
-        name,
-        counts.macs,
-        counts.weight_bytes,
-        counts.table_bytes,
-        counts.activation_bytes,
-        counts.launches,
-        seconds,
+        name, counts.macs, counts.weight_bytes, counts.table_bytes, counts.activation_bytes, counts.launches, seconds
     )
 
 
@@ -156,23 +152,18 @@ def sum_ways(name: str, ways: Sequence[Way]) -> Way:
     times = [way.measured_s for way in ways if way.measured_s is not None]
     return Way(
         name,
-        sum(way.macs for way in ways),
-        sum(way.weight_bytes for way in ways),
-        sum(way.table_bytes for way in ways),
-        max(way.activation_bytes for way in ways),
-        sum(way.launches for way in ways),
-        sum(way.predicted_s for way in ways),
-        sum(times) if len(times) == len(ways) else None,
+        macs=sum(way.macs for way in ways),
+        weight_bytes=sum(way.weight_bytes for way in ways),
+        table_bytes=sum(way.table_bytes for way in ways),
+        activation_bytes=max(way.activation_bytes for way in ways),
+        launches=sum(way.launches for way in ways),
+        predicted_s=sum(way.predicted_s for way in ways),
+        measured_s=sum(times) if len(times) == len(ways) else None,
     )
 
 
 def layer_rows(
-    family: Family,
-    sharing: Sharing,
-    graph: Graph,
-    forms: Mapping[str, str],
-    plan: Plan | None,
-    cost: Modelled,
+    family: Family, sharing: Sharing, graph: Graph, forms: Mapping[str, str], plan: Plan | None, cost: Modelled
 ) -> tuple[LayerRow, ...]:
     """A row for every layer that takes a form, in order; the rows of *graph*, the stitched one, must be known."""
     wiring, counts, times = wire(family), count(graph, stored=stored_bytes(graph)).layers, cost.by_layer(graph)
@@ -186,17 +177,17 @@ def layer_rows(
         total = _total(counts.get(name, LayerCounts()) for name in names)
         rows.append(
             LayerRow(
-                segment.name,
-                forms[segment.formed.name],
-                segment.name in slabs,
-                _shared_width(segment.formed.inputs[0], wiring, sharing),
-                _shared_width(segment.formed.output, wiring, sharing),
-                total.macs,
-                total.weight_bytes,
-                sum(_kernel_bytes(segment.formed, task) for task in range(family.tasks)),
-                total.launches,
-                sum(times.get(name, 0.0) for name in names),
-                seconds_by_form.get(segment.name, {}),
+                name=segment.name,
+                form=forms[segment.formed.name],
+                slabs=segment.name in slabs,
+                shared_inputs=_shared_width(segment.formed.inputs[0], wiring, sharing),
+                shared_outputs=_shared_width(segment.formed.output, wiring, sharing),
+                macs=total.macs,
+                weight_bytes=total.weight_bytes,
+                separate_weight_bytes=sum(_kernel_bytes(segment.formed, task) for task in range(family.tasks)),
+                launches=total.launches,
+                predicted_s=sum(times.get(name, 0.0) for name in names),
+                seconds=seconds_by_form.get(segment.name, {}),
             )
         )
     return tuple(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft_stitch.cost import MOST_BITS, TOGETHER, encode, pack_codes
+from weft_stitch.cost import MOST_BITS, ROW_CODES, encode, pack_codes
 from weft_tune.numbers.arrays import pack
 
 
@@ -14,7 +14,7 @@ from weft_tune.numbers.arrays import pack
 def test_codes_are_packed_as_those_of_tuned_models(bits: int, count: int) -> None:
     codes = np.random.default_rng(bits).integers(0, 1 << bits, count)
     rows, wanted = pack_codes(codes, bits), pack(codes, bits)
-    assert rows.shape == (-(-count // TOGETHER), bits) and rows.dtype == np.uint8
+    assert rows.shape == (-(-count // ROW_CODES), bits) and rows.dtype == np.uint8
     np.testing.assert_array_equal(rows.reshape(-1)[: wanted.size], wanted)
     assert not rows.reshape(-1)[wanted.size :].any()
 

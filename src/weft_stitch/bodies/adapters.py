@@ -1,7 +1,8 @@
 """LoRA adapters that are not merged into their base, in the folders that PEFT writes: ``read_adapter``.
 
 ``adapter_config.json`` has ranks and scales. ``adapter_model.safetensors`` holds two narrow matrices for each adapted
-module, and the whole weights of modules that were trained besides, such as heads.
+module, and the whole weights of modules that were trained besides, such as heads. An adapted model takes part in the
+base's steps, with *contents* (keys of its constants) and *parts* (differences to the base's weight) of its own.
 """
 
 from __future__ import annotations
@@ -185,7 +186,10 @@ class ReadPlace(NamedTuple):
 
 
 class AdaptedBase:
-    """A base model, from which adapted models take all weights except those of their adapters."""
+    """A base model, from which adapted models take all weights except those of their adapters.
+
+    *step_of_node*: for each node of *program*, the index of its step in the body.
+    """
 
     def __init__(self, program: ModelProgram, step_of_node: Sequence[int], constants: Constants) -> None:
         self._program, self._step_of_node, self._constants = program, step_of_node, constants
@@ -233,7 +237,7 @@ class AdaptedBase:
         key = step.contents[task][read_place.input_index]
         weight = self._constants.arrays.get(key)
         if step.node.op not in _PRODUCTS or read_place.input_index != 1 or weight is None:
-            raise StitchError(f"{module} has an adapter, but {step.node.where} is no product with a stored weight")
+            raise StitchError(f"{module} has an adapter, but {step.node.label} is no product with a stored weight")
         transposed = _stores_transposed(step.node)
         shape = weight.shape[::-1] if transposed else weight.shape
         if shape != (len(part.down), part.up.shape[1]):
@@ -263,7 +267,7 @@ def _named_parameters(program: ModelProgram) -> Iterator[tuple[str, ReadPlace]]:
     for number, node in enumerate(program.nodes):
         for input_index, name in enumerate(node.inputs):
             if name in program.constants:
-                yield program.turned.get(name, name), ReadPlace(number, input_index, name in program.turned)
+                yield program.transposed.get(name, name), ReadPlace(number, input_index, name in program.transposed)
         if _is_nameless(node, program):
             yield f"{node.module}.weight", ReadPlace(number, 1, not _stores_transposed(node))
 
@@ -272,7 +276,7 @@ def _is_nameless(node: ProgramNode, program: ModelProgram) -> bool:
     """Whether a module's product reads a weight whose name the exporter has dropped."""
     if node.op not in _PRODUCTS or not node.module or node.inputs[1] not in program.constants:
         return False
-    return not program.turned.get(node.inputs[1], node.inputs[1]).endswith(".weight")
+    return not program.transposed.get(node.inputs[1], node.inputs[1]).endswith(".weight")
 
 
 def _stores_transposed(node: ProgramNode) -> bool:

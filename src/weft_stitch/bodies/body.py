@@ -120,6 +120,7 @@ def own_lines(shared: Array, table: Array) -> OwnLines | None:
     common = min(len(shared), len(table))
     indices = np.concatenate([_differing_columns(shared[:common].T, table[:common].T), np.arange(common, len(table))])
     difference = OwnLines(len(table), indices, table[indices])
+    # besides the lines, each line of the table has an index of 4 bytes
     return difference if WORTH * (difference.lines.nbytes + 4 * difference.count) <= table.nbytes else None
 
 
@@ -181,13 +182,21 @@ Crew = tuple[int, ...]
 """Models for which a step runs once, by their numbers, in ascending order."""
 
 
+INPUT_STEP = -1
+"""In place of a step's index in a value: the value is an input of the models."""
+
+
 class BodyValue(NamedTuple):
     """A tensor between steps: an output of one of them, or an input of the models."""
 
     step: int
-    """The index of the step that writes it; -1 for an input of the models."""
+    """The index of the step that writes it, or ``INPUT_STEP``."""
     output: int
     """The index among the step's outputs, or among the inputs."""
+
+    @property
+    def is_input(self) -> bool:
+        return self.step == INPUT_STEP
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,31 +279,32 @@ class Aligner:
     def body(self) -> Body:
         """Return the body of all added models."""
         return Body(
-            tuple(program.name for program in self._programs),
-            self._programs[0].opset,
-            tuple(self.steps),
-            tuple(self._inputs),
-            tuple({port.name: port for port in program.inputs} for program in self._programs),
-            tuple(self._outputs),
-            self._constants,
-            tuple(program.exits for program in self._programs),
+            names=tuple(program.name for program in self._programs),
+            opset=self._programs[0].opset,
+            steps=tuple(self.steps),
+            inputs=tuple(self._inputs),
+            ports=tuple({port.name: port for port in program.inputs} for program in self._programs),
+            outputs=tuple(self._outputs),
+            constants=self._constants,
+            exits=tuple(program.exits for program in self._programs),
         )
 
     def assign(self, task: int, program: ModelProgram) -> dict[str, BodyValue]:
-        """Assign the nodes of *program* to steps, as model *task*; return the values of its outputs."""
+        """Assign the nodes of *program* to steps, as the model of number *task*; return the values of its outputs."""
         self._inputs += [port.name for port in program.inputs if port.name not in self._inputs]
-        values = {port.name: BodyValue(-1, self._inputs.index(port.name)) for port in program.inputs}
-        occurrences: Counter[object] = Counter()
+        values = {port.name: BodyValue(INPUT_STEP, self._inputs.index(port.name)) for port in program.inputs}
+        occurrences: Counter[object] = Counter()  # the n-th node of a kind is the same step as another model's n-th
         step_numbers = []
         for node in program.nodes:
-            read = tuple(values.get(name) for name in node.inputs)
+            read = tuple(values.get(name) for name in node.inputs)  # None for constants
+            # also whether each input and output is there or omitted
             kind = (node.signature, read, *(tuple(map(bool, names)) for names in (node.inputs, node.outputs)))
             number = self._step(node, read, (kind, occurrences[kind]))
             occurrences[kind] += 1
             step_numbers.append(number)
             step = self.steps[number]
             step.contents[task] = tuple(program.constants.get(name, "") for name in node.inputs)
-            step.names[task] = node.where
+            step.names[task] = node.label
             values |= {name: BodyValue(number, output_index) for output_index, name in enumerate(node.outputs) if name}
         self.steps_of_nodes[task] = tuple(step_numbers)
         for name in program.outputs:

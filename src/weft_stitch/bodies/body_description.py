@@ -1,6 +1,7 @@
 """The description of a body in its ONNX file: ``body_metadata`` writes it, ``read_body`` rebuilds the models from it.
 
-It lists the steps, the constants that each model reads there, and their names in the file; no weight is stored twice.
+It lists the steps, the constants that each *crew* (models with equal constants) reads there, and their names in the
+file; no weight is stored twice.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 from weft.base.errors import StitchError
 from weft.runtime.metadata import BODY_KEY
-from weft_stitch.bodies.body import Body, BodyStep, BodyValue, LowRank, OwnLines, crews
+from weft_stitch.bodies.body import INPUT_STEP, Body, BodyStep, BodyValue, LowRank, OwnLines, crews
 from weft_stitch.bodies.joining import JoinedBody
 from weft_stitch.file_description import NotePart, VersionedNote, parse_note, read_note
 from weft_stitch.net import Array
@@ -37,7 +38,7 @@ class CrewNote(NotePart):
     tasks: tuple[int, ...] = ()
     """The models' numbers; empty for all models."""
     held: tuple[ConstantNote, ...]
-    """The constant of each input."""
+    """For each input, the constant that these models hold there."""
 
 
 class PartNote(NotePart):
@@ -59,7 +60,7 @@ class StepNote(NotePart):
     op: str
     name: str
     inputs: tuple[tuple[int, int] | None, ...]
-    """Step and output of each value; step -1 is an input of the models."""
+    """Step and output of each value (``BodyValue``); None for a constant."""
     settings: dict[str, float] = {}  # noqa: RUF012 (pydantic copies defaults)
     """The operator's attributes that are numbers."""
     crews: tuple[CrewNote, ...]
@@ -148,7 +149,7 @@ def read_body(path: Path) -> Body:
 def rebuild_body(text: str, weights: Callable[[str], Array]) -> Body:
     """Rebuild the body that *text* describes. *weights*: returns a constant by its name.
 
-    Attributes other than numbers, ports, exits and the operator set are not described and stay empty.
+    Ports, exits, the operator set and attributes that are no numbers are not described: they stay empty, or 0.
     """
     note = parse_note(text, BodyNote, BODY_KEY, VERSION)
     _check_note(note)
@@ -157,7 +158,10 @@ def rebuild_body(text: str, weights: Callable[[str], Array]) -> Body:
         _rebuild_step(number, step, len(note.names), constants, weights) for number, step in enumerate(note.steps)
     )
     outputs = tuple({port: BodyValue(*value) for port, value in ports.items()} for ports in note.outputs)
-    return Body(note.names, 0, steps, note.inputs, ({},) * len(note.names), outputs, constants, ((),) * len(note.names))
+    return Body(
+        note.names, opset=0, steps=steps, inputs=note.inputs, ports=({},) * len(note.names), outputs=outputs,
+        constants=constants, exits=((),) * len(note.names),
+    )  # fmt: skip
 
 
 def _check_note(note: BodyNote) -> None:
@@ -179,7 +183,7 @@ def _check_note(note: BodyNote) -> None:
 def _check_read(note: BodyNote, where: str, before: int, values: Iterable[tuple[int, int] | None]) -> None:
     """Require each value to be an input of the models, or written by a step before number *before*."""
     for step, output in filter(None, values):
-        known = output in range(len(note.inputs)) if step == -1 else 0 <= step < before and output >= 0
+        known = output in range(len(note.inputs)) if step == INPUT_STEP else 0 <= step < before and output >= 0
         if not known:
             raise _unfit_error(f"reads output {output} of step {step} at {where}, which is not made before")
 
@@ -207,7 +211,8 @@ def _rebuild_step(
 
 def _build_step(note: StepNote, tasks: int, constants: Constants, weights: Callable[[str], Array]) -> BodyStep:
     """Rebuild a step; ``KeyError`` or ``ValueError`` if its constants are not there or do not fit."""
-    node = ProgramNode(note.name, note.op, (), ("made",), note.settings, "")
+    # names and signature, which only matter while models are aligned, are not described
+    node = ProgramNode(note.name, note.op, inputs=(), outputs=("made",), attributes=note.settings, signature="")
     step = BodyStep(node, tuple(None if value is None else BodyValue(*value) for value in note.inputs))
     for crew in note.crews:
         keys = tuple(_store_constant(constant, constants, weights) for constant in crew.held)
@@ -218,7 +223,7 @@ def _build_step(note: StepNote, tasks: int, constants: Constants, weights: Calla
         if part.down:
             down, up = weights(part.down)[part.at, :, : part.rank], weights(part.up)[part.at, : part.rank]
             step.parts[task] = LowRank(down, up, kind=part.kind)
-    if note.lines:
+    if note.lines:  # only that some model has lines of its own is known
         step.lines[0] = OwnLines(0, _NOT_STORED, _NOT_STORED)
     return step
 

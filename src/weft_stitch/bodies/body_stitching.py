@@ -1,4 +1,7 @@
-"""Joins model files to one body and compares it with the models: ``stitch_body`` returns a ``BodyStitching``."""
+"""Joins model files to one body and compares it with the models: ``stitch_body`` returns a ``BodyStitching``.
+
+A *crew* is models with equal weights in a step, a *part* a model's own difference to a shared weight (``body``).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ from weft_stitch.bodies.probing import (
 from weft_stitch.file_description import tasks_metadata
 from weft_stitch.graph import Graph
 from weft_stitch.net import Array
-from weft_stitch.onnx_writer import keep_models, write_onnx
+from weft_stitch.onnx_writer import refuse_overwriting, write_onnx
 from weft_stitch.reading.onnx_program import Constants, ModelProgram, read_program
 from weft_stitch.running.sessions import CLOSE, Difference, load_session, relative_difference, run_session
 
@@ -51,6 +54,7 @@ class BodyBench:
     def __init__(self, body: Body, files: Sequence[Path], threads: int) -> None:
         self._body, self._files, self._threads = body, files, threads
         self._loaded: tuple[int, ModelRun] | None = None
+        """The number of the model that is loaded, and how to run it."""
 
     def alone(self, task: int, feed: Feed) -> dict[str, Array]:
         """Run one model alone: its own file, or the base with its adapter. Returns outputs by name."""
@@ -66,6 +70,7 @@ class BodyBench:
             values = self._body.values(task)
             graph = model_graph(self._body, task, values)
             session = self._session(graph, optimise=False)
+            # always the largest number of rows, so that runs of fewer have the first of them
             drawn = samples.draw(np.random.default_rng(0), task, MORE[0], length)
             feed = self._rename_feed(task, {name: array[:rows] for name, array in drawn.items()})
             try:
@@ -117,9 +122,8 @@ class BodyBench:
         feed = samples.draw(np.random.default_rng(0), task, *SMALL)
         session = self._session(model_graph(self._body, task), optimise=False)
         outputs = run_session(session, self._output_names(task), self._rename_feed(task, feed), self._body.names[task])
-        expected = self.alone(task, feed).values()
-        pairs = zip(outputs, expected, strict=True)
-        return all(output.shape == right.shape and close(output, right) for output, right in pairs)
+        pairs = zip(outputs, self.alone(task, feed).values(), strict=True)
+        return all(output.shape == expected.shape and close(output, expected) for output, expected in pairs)
 
     def times_s(self, graph: Graph, samples: BodySamples, length: int) -> dict[str, float]:
         """Seconds of one row of each model: "sequential" one model after another, "stitched" all as one body.
@@ -268,7 +272,7 @@ class BodyStitching:
     def to_onnx(self, path: str | os.PathLike[str]) -> tuple[Path, ...]:
         """Write an ONNX file, which ``weft serve`` serves as the separate models."""
         target = Path(path)
-        keep_models(self.files.values(), [target])
+        refuse_overwriting(self.files.values(), [target])
         write_onnx(self.graph, target, self.metadata)
         return self.outputs(path)
 
@@ -322,30 +326,33 @@ def _read_body(
     """Read the models into one body; return it, and the total bytes of the separate models."""
     constants, separate_bytes = Constants(), 0
     aligner = Aligner(constants)
-    reference = adapted = None
+    reference = adapted_base = None
     if base is not None:
         program = read_program(base, constants)
         aligner.assign(BASE, program)
         reference = Reference(aligner.steps, BASE, constants) if tolerance else None
-        adapted = AdaptedBase(program, aligner.steps_of_nodes[BASE], constants)
+        adapted_base = AdaptedBase(program, aligner.steps_of_nodes[BASE], constants)
     taken_names: list[str] = []
     for number, file in enumerate(files):
         on_stage("reading", number, len(files))
-        adapter = read_adapter(Path(file)) if adapted and is_adapter(file) else None
+        adapter = read_adapter(Path(file)) if adapted_base and is_adapter(file) else None
         name = names[number] if names else ""
-        program = adapted.named(name or Path(file).name) if adapted and adapter else read_program(file, constants, name)
+        if adapted_base and adapter:
+            program = adapted_base.named(name or Path(file).name)
+        else:
+            program = read_program(file, constants, name)
         if not servable(program.name) or program.name in taken_names:
             raise StitchError(f"{program.name!r} is no name for one model, or for two; give names = a,b,c")
         taken_names.append(program.name)
         separate_bytes += _weight_bytes(program, constants)
         task = aligner.add(program)
-        if adapted and adapter:
-            _adapt(adapted, aligner, task, adapter, file)
+        if adapted_base and adapter:
+            _adapt(adapted_base, aligner, task, adapter, file)
         elif reference:
             reference.bring_near(aligner.steps, task, tolerance)
-        reference = reference or Reference(aligner.steps, task, constants)
+        reference = reference or Reference(aligner.steps, task, constants)  # without a base, the first model
     for step in aligner.steps:
-        step.contents.pop(BASE, None)
+        step.contents.pop(BASE, None)  # the base is no model of the body
     return aligner.body(), separate_bytes
 
 

@@ -2,7 +2,8 @@
 
 A product or table that differs from the reference's in few columns, rows or lines is replaced by the reference's weight
 and its difference; with a tolerance, also one that differs by a scale or a low-rank part. Models are processed one
-after another, so that only one whole model is in memory besides the shared weights.
+after another, so that only one whole model is in memory besides the shared weights. A step's *contents* are the keys of
+each model's constants in it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Reference:
 
     def bring_near(self, steps: Sequence[BodyStep], task: int, tolerance: float) -> None:
         """Replace weights of *task* by the reference's and a difference, exact up to *tolerance* (relative)."""
-        replaced = set()
+        replaced = set()  # keys of the weights that the model no longer reads
         for number, step in enumerate(steps):
             input_index = _weight_input(step, task)
             if input_index is None or number not in self._keys:
@@ -58,7 +59,7 @@ class Reference:
             step.contents[task] = ("", shared_key) if input_index else (shared_key, "")
             if isinstance(difference, OwnLines):
                 step.lines[task] = difference
-            elif difference.rank or difference.kind != "low rank":
+            elif difference.rank or difference.kind != "low rank":  # else there is no difference left
                 step.parts[task] = difference
         read = {key for step in steps for keys in step.contents.values() for key in keys}
         self._constants.forget(replaced - read - set(self._keys.values()))
@@ -106,14 +107,15 @@ def _weight_input(step: BodyStep, task: int) -> int | None:
     input_index = {"MatMul": 1, "Gather": 0}.get(step.node.op)
     if input_index is None or step.inputs[input_index] is not None or step.inputs[1 - input_index] is None:
         return None
-    return None if not input_index and step.node.attributes.get("axis", 0) else input_index
+    is_other_lookup = not input_index and step.node.attributes.get("axis", 0)  # not of whole lines of the table
+    return None if is_other_lookup else input_index
 
 
 def put_in_order(body: Body, places: Mapping[BodyValue, BodyPlace], unchanged: Callable[[int], bool]) -> int:
     """Give models the weights of others that differ from theirs only in the order of channels.
 
-    Return the number of products that then share a weight. *unchanged*: checks whether a model still answers as its own
-    file does; if not, its changes are undone.
+    Return the number of products that then share a weight. *places*: the layout of each value. *unchanged*: checks
+    whether a model still answers as its own file does; if not, its changes are undone.
     """
     count = 0
     for task in range(1, body.tasks):
@@ -131,6 +133,7 @@ def _reuse_weights(body: Body, places: Mapping[BodyValue, BodyPlace], task: int)
     """Replace constants of *task* by those of an earlier model; yield the indices of the changed steps."""
     for number, step in enumerate(body.steps):
         own_keys = step.contents.get(task)
+        # of earlier models with equal constants, one is enough
         task_by_keys = {step.contents[other]: other for other in range(task) if other in step.contents}
         for other in (other for keys, other in task_by_keys.items() if own_keys and keys != own_keys):
             if changes := _reorder_changes(body, places, number, task, other):
@@ -156,13 +159,14 @@ def _reorder_changes(
     unvisited, seen = [step.inputs[0]], set()
     while unvisited:
         value = unvisited.pop()
-        if value is None or value.step < 0 or value in seen or places[value].row_axis is None:
+        if value is None or value.is_input or value in seen or places[value].row_axis is None:
             continue
         seen.add(value)
         writer = body.steps[value.step]
         if not _fits_order(body, writer, task, other, order):
             return None
         changes[value.step] = writer.contents[other]
+        # behind a product with a weight of its own, channels have another order
         unvisited += [] if _weight(body, writer, task) is not None else list(writer.inputs)
     return changes
 
@@ -191,13 +195,13 @@ def _weight(body: Body, step: BodyStep, task: int) -> Array | None:
     return array if array is not None and array.ndim == 2 else None
 
 
-def _row_order(mine: Array, theirs: Array) -> Array | None:
-    """The permutation that sorts the rows of *mine* as in *theirs*; None if rows differ or are in order already."""
-    # the last test is cheap: whether any row of *mine* begins like the first of *theirs*
-    if mine.shape != theirs.shape or not len(mine) or not np.any(mine[:, 0] == theirs[0, 0]):
+def _row_order(weight: Array, other: Array) -> Array | None:
+    """The permutation that sorts the rows of *weight* as in *other*; None if rows differ or are in order already."""
+    # the last test is cheap: whether any row of *weight* begins like the first of *other*
+    if weight.shape != other.shape or not len(weight) or not np.any(weight[:, 0] == other[0, 0]):
         return None
-    row_index = {row.tobytes(): index for index, row in enumerate(np.ascontiguousarray(mine))}
-    indices = [row_index.get(row.tobytes(), -1) for row in np.ascontiguousarray(theirs)]
+    row_index = {row.tobytes(): index for index, row in enumerate(np.ascontiguousarray(weight))}
+    indices = [row_index.get(row.tobytes(), -1) for row in np.ascontiguousarray(other)]
     order = np.array(indices)
     if len(set(indices)) < len(indices) or order.min() < 0 or np.array_equal(order, np.arange(len(order))):
         return None

@@ -1,8 +1,9 @@
 """A body -> one graph that equals its models: ``join``.
 
-Every step runs once for each of its crews, on the concatenated rows of the crew's models. Where a step's crew differs
-from the crew of its input, rows are split and concatenated along the axis that ``probing`` has found. Values without
-rows (shapes, positions) are computed for each crew that reads them.
+Every step runs once for each of its *crews*, models with equal constants in it, on their concatenated rows. A step's
+*contents* are the keys of each model's constants, a *part* is a model's own difference to the shared weight. Where a
+step's crew differs from the crew of its input, rows are split and concatenated along the axis that ``probing`` has
+found. Values without rows (shapes, positions) are computed for each crew that reads them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.base.errors import StitchError
-from weft_stitch.bodies.body import Body, BodyStep, BodyValue, Crew, LowRank, OwnLines, crews
+from weft_stitch.bodies.body import INPUT_STEP, Body, BodyStep, BodyValue, Crew, LowRank, OwnLines, crews
 from weft_stitch.bodies.narrowing import narrow_graph
 from weft_stitch.bodies.probing import BodyPlace, Fill
 from weft_stitch.graph import DYNAMIC, Graph, GraphStep, GraphTensor
@@ -62,8 +63,8 @@ def join(body: Body, places: ValueLayouts, fill: Fill | None, outputs: Mapping[s
 
 def model_graph(body: Body, task: int, values: Iterable[BodyValue] = ()) -> Graph:
     """The graph of one model, with *values* as additional outputs that are named by ``value_name``."""
-    joiner = _Joiner(body, (task,), {}, {})
-    outputs = joiner.write(None)
+    joiner = _Joiner(body, (task,), places={}, outputs={})
+    outputs = joiner.write(fill=None)
     outputs += [joiner.output(joiner.tensor(value, (task,)), value_name(value), ()) for value in values]
     return joiner.graph(body.names[task], outputs)
 
@@ -82,10 +83,7 @@ class _InputSizes(NamedTuple):
 
 
 class _Joiner:
-    """Writes a graph for some models of a body.
-
-    A step is written once per *crew*: a group of models with equal constants, whose rows are concatenated.
-    """
+    """Writes a graph for the models *tasks* of a body. *places*, *outputs*: see ``join``."""
 
     def __init__(self, body: Body, tasks: Crew, places: ValueLayouts, outputs: Mapping[str, BodyPlace]) -> None:
         self.body, self.tasks, self.places, self._outputs = body, tasks, places, outputs
@@ -117,7 +115,7 @@ class _Joiner:
         self._names_given = 0
 
     def write(self, fill: Fill | None) -> list[GraphTensor]:
-        """Write all steps; return the outputs of all models. Without *fill*, inputs are not padded."""
+        """Write all steps; return the outputs of all models. *fill*: see ``join``; None: inputs are not padded."""
         self._read_inputs(fill)
         for number in range(len(self.body.steps)):
             # called for every step in order, so that keys of earlier steps are cached and the recursion stays shallow
@@ -158,7 +156,7 @@ class _Joiner:
         """
         if (number, task) not in self._crew_keys:
             step = self.body.steps[number]
-            read = [value for value in step.inputs if value is not None and value.step >= 0]
+            read = [value for value in step.inputs if value is not None and not value.is_input]
             input_keys = [
                 self._size_key(value.step, task) if self._value_has_rows(value) else self._crew_key(value.step, task)
                 for value in read
@@ -170,8 +168,9 @@ class _Joiner:
         """A number that is equal for models in which a step writes values of equal sizes."""
         if (number, task) not in self._size_keys:
             step = self.body.steps[number]
-            read = [value for value in step.inputs if value is not None and value.step >= 0]
+            read = [value for value in step.inputs if value is not None and not value.is_input]
             input_keys = [self._size_key(value.step, task) for value in read]
+            # equal for constants of equal sizes
             outlines = [self.body.constants.outline(key) for key in step.contents[task] if key]
             self._size_keys[number, task] = self._number_for("outline", number, *outlines, *input_keys)
         return self._size_keys[number, task]
@@ -185,7 +184,7 @@ class _Joiner:
 
         Without known layouts there is one model only, and every value counts as having rows.
         """
-        return value.step < 0 or not self.places or self.places[value].row_axis is not None
+        return value.is_input or not self.places or self.places[value].row_axis is not None
 
     def _step_has_rows(self, number: int) -> bool:
         """Whether any output of step *number* has rows."""
@@ -259,7 +258,8 @@ class _Joiner:
             return self._value_has_rows(index) and not self._is_interleaved(index)
         source = step.inputs[0]
         place = self.places.get(source) if source else None
-        if place is None or (place.row_axis, place.per_row, place.by_length) != (0, 1, False):
+        has_one_entry_per_row = place is not None and (place.row_axis, place.per_row, place.by_length) == (0, 1, False)
+        if place is None or not has_one_entry_per_row:
             return False
         return len(place.sizes) in (2, 3)  # [rows, features] or [rows, length, features]
 
@@ -268,7 +268,7 @@ class _Joiner:
         step = self.body.steps[number]
         parts, part_of_row = self._distinct_parts(step.parts, crew)
         rank = max(part.rank for part in parts if part)
-        weight = self.body.constants.arrays[step.contents[crew[0]][1]]
+        weight = self.body.constants.arrays[step.contents[crew[0]][1]]  # of a product, the second input
         down = np.zeros((len(parts), weight.shape[0], rank), np.float32)
         up = np.zeros((len(parts), rank, weight.shape[1]), np.float32)
         for index, part in enumerate(parts):
@@ -313,7 +313,8 @@ class _Joiner:
         contents, index = step.contents[crew[0]], step.inputs[1]
         assert index is not None
         table = self.body.constants.arrays[contents[0]]
-        no_lines, first_lines, lines = OwnLines(len(table), np.arange(0), table[:0]), {}, [table]
+        no_lines = OwnLines(len(table), indices=np.arange(0), lines=table[:0])
+        first_lines, lines = {}, [table]  # id of a part -> its first line in the table of all *lines*
         parts = {task: step.lines.get(task, no_lines) for task in crew}
         for part in parts.values():
             if id(part) not in first_lines:
@@ -347,7 +348,7 @@ class _Joiner:
     def _gather_rows(self, value: BodyValue, crew: Crew) -> str:
         """Concatenate a value's rows for *crew* from existing tensors: of whole crews where they fit, else by model."""
         parts: list[str] = []
-        models = list(crew)
+        models = list(crew)  # those whose rows are not in *parts* yet
         while models:
             fitting = [
                 group for group in self._tensors[value] if len(group) > 1 and tuple(models[: len(group)]) == group
@@ -371,8 +372,9 @@ class _Joiner:
         by_crew = self._tensors[value]
         if (task,) not in by_crew:
             crew = next(group for group in by_crew if task in group)
+            # the number of each model's entries along the axis: first its rows
             sizes = self.add("Concat", *(self._sizes[member].rows for member in crew), axis=0)
-            interleaved, place = self._is_interleaved(value), self.places[value] if value.step >= 0 else None
+            interleaved, place = self._is_interleaved(value), None if value.is_input else self.places[value]
             if place and place.per_row != 1 and not interleaved:
                 sizes = self.add("Mul", sizes, self.numbers([place.per_row]))
             if place and place.by_length and not interleaved:
@@ -388,7 +390,7 @@ class _Joiner:
 
     def _is_interleaved(self, value: BodyValue) -> bool:
         """Whether the rows of a value are interleaved along their axis (see ``BodyPlace.interleaved``)."""
-        return value.step >= 0 and self.places[value].interleaved
+        return not value.is_input and self.places[value].interleaved
 
     def _split_interleaved(self, value: BodyValue, tensor: str) -> str:
         """Give interleaved rows an axis of their own, right behind the axis that they shared with other numbers."""
@@ -413,7 +415,7 @@ class _Joiner:
 
     def _axis(self, value: BodyValue) -> int:
         """The axis of the rows of a value."""
-        return 0 if value.step < 0 else self.places[value].row_axis or 0
+        return 0 if value.is_input else self.places[value].row_axis or 0
 
     # Inputs and outputs
 
@@ -423,7 +425,7 @@ class _Joiner:
             for name, port in self.body.ports[task].items():
                 input_name = port_name(self.body, task, name)
                 self._inputs.append(replace(port, name=input_name, length=self._length_name(task)))
-                self._tensors.setdefault(BodyValue(-1, self.body.inputs.index(name)), {})[task,] = input_name
+                self._tensors.setdefault(BodyValue(INPUT_STEP, self.body.inputs.index(name)), {})[task,] = input_name
             self._sizes[task] = self._input_sizes(task)
         lengths = [size.length for size in self._sizes.values() if size.length]
         if len(lengths) > 1:
@@ -432,7 +434,7 @@ class _Joiner:
             for task in self.tasks:
                 for name, port in self.body.ports[task].items():
                     if port.long:
-                        by_crew = self._tensors[BodyValue(-1, self.body.inputs.index(name))]
+                        by_crew = self._tensors[BodyValue(INPUT_STEP, self.body.inputs.index(name))]
                         by_crew[task,] = self._pad_length(by_crew[task,], port, self._sizes[task].length, fill[name])
 
     def _input_sizes(self, task: int) -> _InputSizes:

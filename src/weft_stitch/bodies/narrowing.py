@@ -67,6 +67,7 @@ class _Narrower:
         """Record which positions *step* needs of its inputs, by those that are needed of its outputs."""
         output_positions = set().union(*(self._positions_read.get(name, set()) for name in step.outputs if name))
         selected = self._selected_position(step)
+        # the position that is needed of the outputs, if it is one only
         position = next(iter(output_positions)) if len(output_positions) == 1 else None
         input_positions = self._needed_inputs(step, position) if position and not selected else {}
         if position and input_positions:
@@ -80,7 +81,7 @@ class _Narrower:
         """Write *step* for the position that is computed, or as it is."""
         position = self._narrow.get(step.outputs[0])
         selected = self._selected_position(step)
-        if selected and step.inputs[0] in self._narrow:
+        if selected and step.inputs[0] in self._narrow:  # the position is alone on its axis already
             axis = self._numbers([selected.axis])
             self._steps.append(GraphStep("Squeeze", (step.inputs[0], axis), step.outputs, {}, step.layer))
         elif position:
@@ -117,6 +118,7 @@ class _Narrower:
         Inputs that are not in the result, such as the weights of a product, are needed in whole.
         """
         input_shape, output_shape = self._shape(step.inputs[0]), self._graph.shapes.get(step.outputs[0])
+        # without a computed first input of known shape, only an elementwise step can be narrowed, by its second
         if output_shape is None or input_shape is None or step.inputs[0] in self._graph.constants:
             return self._needed_operands(step, position, output_shape) if output_shape and step.op in _BINARY else {}
         if step.op in _BINARY:
@@ -131,6 +133,7 @@ class _Narrower:
             step.op in _UNARY
             or (step.op in ("LayerNormalization", "Softmax") and whole_axis > position.axis)
             or (step.op == "Split" and whole_axis != position.axis)
+            # a product treats the positions of the last axis but one separately
             or (step.op == "MatMul" and len(input_shape) == len(output_shape) == position.axis + 2)
             or (step.op == "Reshape" and self._copies_axes(step, position.axis))
         )

@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.base.errors import StitchError
 from weft.runtime.tensors import Array
-from weft_stitch.bodies.body import Body, BodyValue
+from weft_stitch.bodies.body import INPUT_STEP, Body, BodyValue
 from weft_stitch.graph import DYNAMIC
 
 SMALL, MORE, LONGER = (2, 5), (3, 5), (2, 7)
@@ -67,7 +67,7 @@ def locate_values(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
         for value, array in small.items():
             if value not in places:
                 node = body.steps[value.step].node
-                name, arrays = f"{node.where} ({node.op})", [array, more[value], longer[value]]
+                name, arrays = f"{node.label} ({node.op})", [array, more[value], longer[value]]
                 place = _infer_place(name, [sample.shape for sample in arrays], str(array.dtype))
                 places[value] = place._replace(interleaved=_is_interleaved(name, place, array, more[value]))
     return places
@@ -76,7 +76,7 @@ def locate_values(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
 def locate_outputs(body: Body, task: int, runs: OutputRuns) -> dict[str, BodyPlace]:
     """Find the layouts of a model's outputs; ``StitchError`` if an output has not one row per input row."""
     small, more, longer = (runs(task, *sizes) for sizes in (SMALL, MORE, LONGER))
-    places = {}
+    places = {}  # output -> its layout
     for name, array in small.items():
         shapes = [outputs[name].shape for outputs in (small, more, longer)]
         place = _infer_place(f"output {name}", shapes, str(array.dtype))
@@ -96,6 +96,7 @@ def _infer_place(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> Bo
     if not row_axes:
         return BodyPlace(small, dtype, None, length_axes=tuple(long_axes))
     axis = row_axes[0]
+    # the axis must grow in proportion to the rows, and below to the length
     if len(row_axes) > 1 or small[axis] * MORE[0] != more[axis] * SMALL[0]:
         raise StitchError(f"{name} mixes rows: it is {small} for {SMALL[0]} of them, {more} for {MORE[0]}")
     per_row, by_length = small[axis] // SMALL[0], axis in long_axes
@@ -127,7 +128,7 @@ def _nearly_equal(one: Array, other: Array) -> bool:
     if one.dtype.kind != "f":
         return bool(np.array_equal(one, other))
     finite = one[np.isfinite(one)]
-    return bool(np.allclose(one, other, 1e-3, 1e-3 * float(np.abs(finite).max(initial=0)), equal_nan=True))
+    return bool(np.allclose(one, other, rtol=1e-3, atol=1e-3 * float(np.abs(finite).max(initial=0)), equal_nan=True))
 
 
 ROWS, SHORT, LONG = 2, 5, 7
@@ -172,7 +173,7 @@ class BodySamples:
         shape = [len(ends), *(length if size == DYNAMIC else size for size in port.shape[1:])]
         if port.dtype.startswith("float"):
             return np.asarray(rng.standard_normal(shape), port.dtype)
-        if name not in self.usual:
+        if name not in self.usual:  # an index into a table, or any other integers that are no mask
             return np.asarray(rng.integers(0, tables(self.body, task).get(name, 2), shape), port.dtype)
         is_padding: Array = np.arange(shape[-1]) >= np.reshape(ends, (-1, *[1] * (len(shape) - 1))).astype(int)
         mask = np.where(np.broadcast_to(is_padding, shape), (self.fill or self.usual)[name], self.usual[name])
@@ -183,7 +184,7 @@ def tables(body: Body, task: int) -> dict[str, int]:
     """Input that is an index into a table of the model -> the number of the table's lines."""
     sizes: dict[str, int] = {}
     # value that equals an input, but for casts -> the input
-    input_of = {BodyValue(-1, index): name for index, name in enumerate(body.inputs)}
+    input_of = {BodyValue(INPUT_STEP, index): name for index, name in enumerate(body.inputs)}
     for number, step in enumerate(body.steps):
         if task not in step.contents:
             continue
@@ -198,7 +199,10 @@ def tables(body: Body, task: int) -> dict[str, int]:
 
 
 def find_padding(body: Body, answers: Answers, close: Callable[[Array, Array], bool]) -> BodySamples:
-    """Find the first padding values that change no answer of the first model."""
+    """Find the first padding values that change no answer of the first model; random inputs that use them.
+
+    *answers*: runs a model. *close*: compares an answer with the expected one.
+    """
     indices = tables(body, 0)
     integers = [name for name, port in body.ports[0].items() if not port.dtype.startswith("float")]
     masks = [name for name in {**dict.fromkeys(integers), **_new_integer_inputs(body)} if name not in indices]
@@ -208,7 +212,7 @@ def find_padding(body: Body, answers: Answers, close: Callable[[Array, Array], b
         samples = BodySamples(body, usual, dict.fromkeys(body.inputs, 0.0) | padding)
         if all(_unchanged_by_padding(samples, answers, close)):
             return samples
-    return BodySamples(body, dict.fromkeys(masks, 1.0), None)
+    return BodySamples(body, dict.fromkeys(masks, 1.0), fill=None)  # padding always changes answers
 
 
 def _mask_values(masks: int) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -228,7 +232,7 @@ def _unchanged_by_padding(
 ) -> Iterator[bool]:
     """For each output, whether it stays the same when the inputs are padded."""
     rng = np.random.default_rng(0)
-    full_rows = BodySamples(samples.body, samples.usual, None)  # without padding, all rows have the same length
+    full_rows = BodySamples(samples.body, samples.usual, fill=None)  # without padding, all rows have the same length
     feed = full_rows.draw(rng, 0, ROWS, SHORT)
     unpadded_answers, padded_answers = answers(0, feed), answers(0, samples.pad(0, feed, LONG))
     for name, expected in unpadded_answers.items():

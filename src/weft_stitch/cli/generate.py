@@ -76,7 +76,9 @@ def command(
         _save(
             architecture,
             tasks,
-            EncoderRecipe(architecture, tasks, frozen, full, rank, classes_of_models, seed).save(Path(output)),
+            EncoderRecipe(
+                architecture, tasks, frozen=frozen, full=full, rank=rank, classes=classes_of_models, seed=seed
+            ).save(Path(output)),
         )
         return
     refuse_unused(context, architecture, dict.fromkeys(_OF_ENCODERS, "it is for encoders"))

@@ -86,8 +86,7 @@ def command(
     [bold]weft stitch cats.onnx dogs.onnx birds.onnx -o pets.onnx[/bold]. See docs/stitching.md.
     """
     from weft_stitch.bodies.body_stitching import BodyStitching
-    from weft_stitch.cli.stitch import print_body, print_stitching
-    from weft_stitch.onnx_writer import keep_models
+    from weft_stitch.onnx_writer import refuse_overwriting
     from weft_stitch.pages import body_report, stitching_report
     from weft_stitch.sharing_map import write_sharing
     from weft_stitch.stitching_run import carry_out
@@ -95,7 +94,7 @@ def command(
     if typed.get("form") == TORCH_ONLY:
         raise StitchError(f"--form {TORCH_ONLY} runs in torch on CUDA only; use weft.stitch(..., form='{TORCH_ONLY}')")
     other_inputs = filter(None, (typed.get("sharing"), typed.get("base")))
-    keep_models([*models, *other_inputs], [output, json_file, sharing_file])  # before minutes of planning
+    refuse_overwriting([*models, *other_inputs], [output, json_file, sharing_file])  # before minutes of planning
     with TemporaryDirectory(prefix="weft-stitch-") as scratch:  # the files are timed at the end
         with told_in_options(context), stage_bars() as show:
             files = tuple(_model_file(model, Path(scratch)) for model in models)
@@ -145,7 +144,7 @@ def _advise(stitching: Stitching, output: Path) -> list[Advice]:
     advices = []
     with progress_bar("timing what is served") as advance:
         for path in stitching.outputs(output):
-            on_case = partial(advance, None)
+            on_case = partial(advance, None)  # None: the bar keeps its name
             advices.append(advise(path, stitching.files, threads=stitching.options.used_threads, on_case=on_case))
     for advice in advices:
         say(f"served    {advice.line}", style="yellow" if advice.serve == "apart" else "", soft_wrap=True)
@@ -235,12 +234,7 @@ def print_body(stitching: BodyStitching, *, layers: bool) -> None:
 
 
 def _print_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[tuple[str, ...]],
-    styles: Sequence[str] = (),
-    *,
-    left: int = 1,
+    title: str, columns: Sequence[str], rows: Sequence[tuple[str, ...]], styles: Sequence[str] = (), *, left: int = 1
 ) -> None:
     """Print a table without the ``SPARE`` columns that do not fit the terminal."""
     shown = list(range(len(columns)))
@@ -259,8 +253,7 @@ def _print_table(
 
 def _only_time(columns: Sequence[str], shown: Sequence[int], column: int) -> bool:
     """Whether *column* is the only shown column with a time."""
-    times = [column for column in shown if columns[column].endswith(" ms")]
-    return times == [column]
+    return [other for other in shown if columns[other].endswith(" ms")] == [column]
 
 
 def _print_layers(summary: Summary, prefix: str) -> None:

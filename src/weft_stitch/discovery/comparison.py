@@ -3,6 +3,9 @@
 Where the weights of two tasks disagree, either the layer's output channel is not shared after all, or its input channel
 is not. If a filter differs on most of its inputs, the output was wrongly taken to be shared; if most filters differ on
 an input, the input was (it looked shared in the layers that write it). ``repair`` takes out the worse of the two.
+
+A *channel space* is a set of channels that layers pass on in one order; a value carries one or several. A *class* has
+channels of a space that are taken to be the same, at most one of each task (``partition``).
 """
 
 from __future__ import annotations
@@ -79,20 +82,20 @@ def _mismatch_message(evidence: Evidence, layer: FamilyLayer, mismatch: Mismatch
     )
 
 
-def differ(mine: Array, theirs: Array, tolerance: float) -> Array:
+def differ(weights_a: Array, weights_b: Array, tolerance: float) -> Array:
     """A mask of the weights that differ, by more than *tolerance* if it is above 0; NaN equals NaN."""
-    different = np.asarray(mine != theirs)
+    different = np.asarray(weights_a != weights_b)
     if tolerance == 0 and different.any():
-        different &= ~(np.isnan(mine) & np.isnan(theirs))
+        different &= ~(np.isnan(weights_a) & np.isnan(weights_b))
     elif tolerance > 0:
-        different &= ~(_distance(mine, theirs) <= tolerance)
+        different &= ~(_distance(weights_a, weights_b) <= tolerance)
     return different
 
 
-def _distance(mine: Array, theirs: Array) -> Array:
+def _distance(weights_a: Array, weights_b: Array) -> Array:
     """The absolute differences; NaN between equal infinities."""
     with np.errstate(invalid="ignore"):  # infinities
-        return np.asarray(np.abs(mine - theirs))
+        return np.asarray(np.abs(weights_a - weights_b))
 
 
 def mismatches(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -> Iterator[Mismatch]:
@@ -101,17 +104,17 @@ def mismatches(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -
     Every task is compared with the first task that has the weights.
     """
     weights = flat_weights(layer)
-    input_runs = [None] if role(layer) == "depthwise" else list(runs(evidence, layer.inputs[0]))
-    for outputs in runs(evidence, layer.output):
-        for inputs in input_runs:
+    shared_inputs = [None] if role(layer) == "depthwise" else list(shared_channels(evidence, layer.inputs[0]))
+    for outputs in shared_channels(evidence, layer.output):
+        for inputs in shared_inputs:
             tasks = outputs.tasks if inputs is None else tuple(sorted(set(outputs.tasks) & set(inputs.tasks)))
             if len(tasks) > 1:
                 yield from _compare_tasks(weights, outputs, inputs, tasks, tolerance)
 
 
-def runs(evidence: Evidence, value: str) -> Iterator[SharedChannels]:
-    """The channels of *value* that several tasks share: one run of channels for each space and set of tasks."""
-    starts = np.zeros(evidence.tasks, np.int64)
+def shared_channels(evidence: Evidence, value: str) -> Iterator[SharedChannels]:
+    """The channels of *value* that several tasks share: one entry for each space and set of tasks."""
+    starts = np.zeros(evidence.tasks, np.int64)  # the first channel of the space in each task
     for position, space in enumerate(evidence.wiring.carries[value]):
         partition = evidence.partitions[space]
         for part in partition.parts:
@@ -129,16 +132,17 @@ def _compare_tasks(
 ) -> Iterator[Mismatch]:
     """Compare the weights of the first of *tasks* with those of each other task.
 
-    *outputs*, *inputs*: the shared output and input channels; *inputs* is None for a depthwise layer.
+    *weights*: for each task, [out, in, taps]. *outputs*, *inputs*: the shared output and input channels of the layer;
+    *inputs* is None for a depthwise layer.
     """
-    first, *others = tasks
+    first_task, *others = tasks
     differing = {task: np.zeros(len(outputs.classes), bool) for task in others}
     largest = dict.fromkeys(others, 0.0)
-    input_count = weights[first].shape[1] if inputs is None else len(inputs.classes)
-    step = max(1, _CHUNK // (input_count * weights[first].shape[2]))
+    input_count = weights[first_task].shape[1] if inputs is None else len(inputs.classes)
+    step = max(1, _CHUNK // (input_count * weights[first_task].shape[2]))
     for start in range(0, len(outputs.classes), step):
-        chunk = slice(start, start + step)
-        reference = _take_rows(weights[first], outputs.channels[chunk, first], inputs, first)
+        chunk = slice(start, start + step)  # of classes, the first axis of ``outputs.channels``
+        reference = _take_rows(weights[first_task], outputs.channels[chunk, first_task], inputs, first_task)
         for task in others:
             compared = _take_rows(weights[task], outputs.channels[chunk, task], inputs, task)
             differs = differ(reference, compared, tolerance)
@@ -147,11 +151,11 @@ def _compare_tasks(
                 largest[task] = max(largest[task], float(_distance(reference, compared).max()))
     for task in others:
         if differing[task].any():
-            yield Mismatch(outputs, first, task, np.flatnonzero(differing[task]), largest[task])
+            yield Mismatch(outputs, first_task, task, np.flatnonzero(differing[task]), largest[task])
 
 
 def _take_rows(weight: Array, rows: Array, inputs: SharedChannels | None, task: int) -> Array:
-    """The weights of output channels *rows* of *task*, for the shared channels *inputs* only."""
+    """The weights of output channels *rows* of *task*; with *inputs*, only of these input channels."""
     return weight[rows] if inputs is None else weight[rows].take(inputs.channels[:, task], axis=1)
 
 
@@ -199,10 +203,10 @@ def _output_disputes(evidence: Evidence, layer: FamilyLayer, tolerance: float) -
             continue
         if tolerance == 0:
             keys = evidence.pair_keys(space, [Writer(layer.output, position, layer)])
-            table = keys.disagreeing(partition.members[shared])
+            disagreeing = keys.disagreeing(partition.members[shared])
         else:
-            table = _contradictions(evidence, layer, position, tolerance)[shared]
-        for index, task_a, task_b in np.argwhere(_pairs_with_first(table, partition.members[shared])).tolist():
+            disagreeing = _contradictions(evidence, layer, position, tolerance)[shared]
+        for index, task_a, task_b in np.argwhere(_pairs_with_first(disagreeing, partition.members[shared])).tolist():
             places_by_pair.setdefault((task_a, task_b), set()).add((position, int(shared[index])))
     return [_dispute(evidence, layer.output, pair, places) for pair, places in places_by_pair.items()]
 
@@ -230,9 +234,10 @@ def _present_pairs(partition: Partition) -> Array:
 
 
 def _pairs_with_first(table: Array, members: Array) -> Array:
-    """Of the disagreeing pairs of each class, those with the class's first task; all of the class if there are none.
+    """Of the disagreeing pairs of each class, those with its first task, from which the other tasks are then separated.
 
-    *table*: a mask [classes, tasks, tasks]. *members*: [classes, tasks].
+    All of the class if there are none. *table*: a mask [classes, tasks, tasks] of the pairs that disagree. *members*:
+    each task's channel, [classes, tasks].
     """
     first = np.argmax(members != NONE, axis=1)
     with_first = np.zeros_like(table)
@@ -257,7 +262,7 @@ def _take_out(evidence: Evidence, value: str, disputes: list[Dispute]) -> None:
         for dispute in disputes:
             at_position = dispute.channels.positions == position
             start = evidence.channels(value, position, dispute.task_b).start
-            classes = partition.labels[dispute.task_b][dispute.channels.theirs[at_position] - start]
+            classes = partition.labels[dispute.task_b][dispute.channels.channels_b[at_position] - start]
             pairs.update((shared_class, dispute.task_b) for shared_class in classes.tolist())
         if pairs:
             partition.drop(*np.array(sorted(pairs), np.int64).T)
@@ -270,12 +275,13 @@ def _inputs_to_blame(evidence: Evidence, layer: FamilyLayer, dispute: Dispute, t
     if role(layer) != "dense" or not len(inputs.classes):  # only dense layers have weights for each input channel
         return no_inputs
     outputs = dispute.channels
+    # disputed outputs, evenly spread
     sample = np.unique(np.linspace(0, len(outputs.classes) - 1, _SAMPLE).astype(int))
     weights = flat_weights(layer)
-    mine = weights[dispute.task_a][outputs.mine[sample][:, None], inputs.mine]
-    theirs = weights[dispute.task_b][outputs.theirs[sample][:, None], inputs.theirs]
+    weights_a = weights[dispute.task_a][outputs.channels_a[sample][:, None], inputs.channels_a]
+    weights_b = weights[dispute.task_b][outputs.channels_b[sample][:, None], inputs.channels_b]
     shared_rows = len(evidence.common(layer.output, dispute.task_a, dispute.task_b).classes)
-    differs = np.asarray(differ(mine, theirs, tolerance).any(axis=2))
+    differs = np.asarray(differ(weights_a, weights_b, tolerance).any(axis=2))
     to_blame = _worst_columns(differs, len(outputs.classes) / shared_rows)
     return Dispute(dispute.task_a, dispute.task_b, Common(*(column[to_blame] for column in inputs)))
 

@@ -3,8 +3,12 @@
 A 64-bit fingerprint of a row or column of a convolution's weight is a sum over its weights, each scrambled and
 multiplied by a random odd number that depends on its tap and on the *label* of its channel. Channels of two models that
 were matched have the same label, wherever they lie in either model. So equal fingerprints mean equal weights under this
-matching (but for a chance of about 2**-60). Sums are exact (modulo 2**64), and are sums of those of blocks of channels.
+matching (but for a chance of about 2**-60). Sums are exact (modulo 2**64), so that sums over parts can be added up.
 Minus zero counts as zero.
+
+A *channel space* is a set of channels that layers pass on in one order (``family``); a value carries one or several. A
+*class* has channels of a space that are the same, one for each of some tasks; its number is their label. A *part* has
+the classes of one set of at least two tasks. The *incidence* of a value, [parts, tasks], is 1 where a task has a part.
 
 Two tasks agree on a channel if its filters agree on the inputs that the two share (and, seen from its readers, if their
 weights for it agree on the outputs that the two share). The fingerprint of a channel therefore depends on the task it
@@ -32,35 +36,38 @@ _CHUNK = 1 << 17
 """Weights scrambled at a time: 1 MB, which stays in a core's cache."""
 
 
-def row_keys(weight: Array, labels: Array, blocks: Array, count: int) -> Keys:
-    """Fingerprints [out, count] of each output of *weight* [out, in, taps] over the inputs of each of *count* blocks.
+def row_keys(weight: Array, labels: Array, parts: Array, count: int) -> Keys:
+    """Fingerprints [out, count] of each output of *weight* [out, in, taps] over the inputs of each of *count* parts.
 
-    *labels*: [in]. *blocks*: [in], the block of each input, or -1 for inputs that are left out.
+    *labels*, *parts*: [in], the label and the part of each input; part -1 for inputs that are left out.
     """
     taps = weight.shape[2]
     factors = multipliers(labels, taps)
-    factors[blocks < 0] = 0
+    factors[parts < 0] = 0
     result = np.zeros((len(weight), count), np.uint64)
     for chunk in _chunks(weight):
         words = scramble(weight[chunk])
         if count == 1:
             result[chunk, 0] = np.einsum("oit,it->o", words, factors)
         elif count > 1:
-            result[chunk] = _sum_by_block(np.einsum("oit,it->oi", words, factors), blocks, count)
+            result[chunk] = _sum_by_part(np.einsum("oit,it->oi", words, factors), parts, count)
     return result
 
 
-def column_keys(weight: Array, labels: Array, blocks: Array, count: int) -> Keys:
-    """Fingerprints [in, count] of each input of *weight*, over the outputs of each block; labels and blocks: [out]."""
+def column_keys(weight: Array, labels: Array, parts: Array, count: int) -> Keys:
+    """Fingerprints [in, count] of each input of *weight*, over the outputs of each part: ``row_keys`` transposed.
+
+    *labels*, *parts*: [out].
+    """
     factors = multipliers(labels, weight.shape[2])
-    factors[blocks < 0] = 0
+    factors[parts < 0] = 0
     result = np.zeros((weight.shape[1], count), np.uint64)
     for chunk in _chunks(weight):
         words = scramble(weight[chunk])
         if count == 1:
             result[:, 0] += np.einsum("oit,ot->i", words, factors[chunk])
         elif count > 1:
-            result += _sum_by_block(np.einsum("oit,ot->io", words, factors[chunk]), blocks[chunk], count)
+            result += _sum_by_part(np.einsum("oit,ot->io", words, factors[chunk]), parts[chunk], count)
     return result
 
 
@@ -95,7 +102,7 @@ def scramble(weight: Array) -> Keys:
     """
     # adding zero turns -0 into 0, whose bits are zero
     words: Keys = (weight + weight.dtype.type(0)).view(f"u{weight.dtype.itemsize}").astype(np.uint64)
-    if weight.dtype.itemsize > 4:
+    if weight.dtype.itemsize > 4:  # 64-bit words are too long for the shift below
         words ^= words >> np.uint64(29)
         return words * _GOLDEN
     words *= _GOLDEN
@@ -103,14 +110,14 @@ def scramble(weight: Array) -> Keys:
     return words
 
 
-def _sum_by_block(products: Keys, blocks: Array, count: int) -> Keys:
-    """The sums of the columns of *products* that belong to each of *count* blocks: [rows, count]."""
-    order = np.argsort(blocks, kind="stable")
-    present, starts = np.unique(blocks[order], return_index=True)
+def _sum_by_part(products: Keys, parts: Array, count: int) -> Keys:
+    """The sums of the columns of *products* that belong to each of *count* parts: [rows, count]."""
+    order = np.argsort(parts, kind="stable")
+    present, starts = np.unique(parts[order], return_index=True)
     sums = np.add.reduceat(products[:, order], starts, axis=1)
     result = np.zeros((len(products), count), np.uint64)
-    is_block = present >= 0
-    result[:, present[is_block]] = sums[:, is_block]
+    is_part = present >= 0
+    result[:, present[is_part]] = sums[:, is_part]
     return result
 
 
@@ -136,9 +143,9 @@ class Common(NamedTuple):
     """Index of each channel's space among those that the value carries."""
     classes: Array
     """The class of each channel in its space."""
-    mine: Array
+    channels_a: Array
     """The first task's channel of the value."""
-    theirs: Array
+    channels_b: Array
     """The second task's channel of the value."""
 
 
@@ -150,26 +157,29 @@ class PairKeys(NamedTuple):
     allowed: Array
     """[task, task]: whether every writer can compare the two tasks, which must share some of its inputs."""
 
-    def agree(self, these: Array, those: Array) -> Array:
-        """For pairs of classes, whether all tasks of one agree with all tasks of the other.
+    def agree(self, members_a: Array, members_b: Array) -> Array:
+        """A mask [pairs of classes]: whether all tasks of one class agree with all tasks of the other.
 
-        *these*, *those*: the members of the two classes of each pair, [pairs, tasks].
+        *members_a*, *members_b*: the first and the second class of each pair, as each task's channel [pairs, tasks].
         """
-        result = np.ones(len(these), bool)
-        for task_a in np.flatnonzero((these != NONE).any(axis=0)):
-            for task_b in np.flatnonzero((those != NONE).any(axis=0)):
-                pairs = np.flatnonzero((these[:, task_a] != NONE) & (those[:, task_b] != NONE))
-                left = self.keys[task_a, these[pairs, task_a], task_b]
-                right = self.keys[task_b, those[pairs, task_b], task_a]
-                result[pairs] &= (left == right) & self.allowed[task_a, task_b]
+        result = np.ones(len(members_a), bool)
+        for task_a in np.flatnonzero((members_a != NONE).any(axis=0)):
+            for task_b in np.flatnonzero((members_b != NONE).any(axis=0)):
+                pairs = np.flatnonzero((members_a[:, task_a] != NONE) & (members_b[:, task_b] != NONE))
+                keys_a = self.keys[task_a, members_a[pairs, task_a], task_b]
+                keys_b = self.keys[task_b, members_b[pairs, task_b], task_a]
+                result[pairs] &= (keys_a == keys_b) & self.allowed[task_a, task_b]
         return result
 
     def disagreeing(self, members: Array) -> Array:
-        """A mask [classes, tasks, tasks] of the pairs of tasks that disagree in a class. *members* [classes, tasks]."""
+        """A mask [classes, tasks, tasks] of the pairs of tasks that disagree in a class.
+
+        *members*: each task's channel, [classes, tasks].
+        """
         tasks = np.arange(members.shape[1])
         present = members != NONE
         keys = self.keys[tasks, np.maximum(members, 0)]
-        both = present[:, :, None] & present[:, None, :] & (tasks[:, None] < tasks)
+        both = present[:, :, None] & present[:, None, :] & (tasks[:, None] < tasks)  # each pair once
         return np.asarray(both & ((keys != keys.transpose(0, 2, 1)) | ~self.allowed))
 
 
@@ -178,7 +188,9 @@ class _CachedSums(NamedTuple):
 
     versions: tuple[int, ...]
     sums: list[Array]
+    """For each task, the sums over the parts of the value."""
     incidence: Array
+    """[parts, tasks]."""
 
 
 class Evidence:
@@ -206,23 +218,23 @@ class Evidence:
         for layer in readers:
             sums, incidence = self.by_part(column_keys, layer, layer.output)
             for position in self.positions(layer.inputs[0], space):
-                self._add_keys(keys, sums, incidence, layer.inputs[0], position, f"{layer.output} reads")
+                self._add_keys(keys, sums, incidence, layer.inputs[0], position, use=f"{layer.output} reads")
         return PairKeys(keys, allowed)
 
     def common(self, value: str, task_a: int, task_b: int) -> Common:
         """The channels of *value* that tasks *task_a* and *task_b* share."""
-        columns = [np.zeros((4, 0), np.int64)]  # the four fields of ``Common``
+        fields = [np.zeros((4, 0), np.int64)]  # one row for each field of ``Common``
         starts = np.zeros(2, np.int64)  # the first channel of the space in each of the two tasks
         for position, space in enumerate(self.wiring.carries[value]):
             partition = self.partitions[space]
             classes = partition.together(task_a, task_b)
-            mine, theirs = partition.members[classes][:, [task_a, task_b]].T + starts[:, None]
-            columns.append(np.stack([np.full(len(classes), position), classes, mine, theirs]))
+            channels_a, channels_b = partition.members[classes][:, [task_a, task_b]].T + starts[:, None]
+            fields.append(np.stack([np.full(len(classes), position), classes, channels_a, channels_b]))
             starts += np.array([partition.widths[task_a], partition.widths[task_b]])
-        return Common(*np.concatenate(columns, axis=1))
+        return Common(*np.concatenate(fields, axis=1))
 
     def incidence(self, value: str) -> Array:
-        """[parts of the value, tasks]: 1 if the task is one of those that share the part's channels, else 0."""
+        """[parts of the value, tasks]: 1 if the task has the part, else 0."""
         parts = [part.tasks for space in self.wiring.carries[value] for part in self.partitions[space].parts]
         return np.array(parts, np.int64).reshape(len(parts), self.tasks)
 
@@ -260,30 +272,36 @@ class Evidence:
         return [position for position, name in enumerate(self.wiring.carries[value]) if name == space]
 
     def _add_writer(self, keys: Keys, space: str, writer: Writer) -> Array | bool:
-        """Add the fingerprints of *writer* to *keys*; return for which pairs of tasks it can compare anything."""
+        """Add the fingerprints of *writer* to *keys* (``PairKeys.keys``).
+
+        Return a mask [task, task] of the pairs of tasks that it can compare, or one answer for all pairs.
+        """
         if writer.role == "separate":  # each task runs it alone, so nothing of its output is shared
             return False
-        if writer.layer is None:
+        if writer.layer is None:  # an input: its channels are the same if their indices are
             keys += mix(np.arange(keys.shape[1], dtype=np.uint64))[None, :, None]
             return len(set(self.wiring.widths[space])) == 1
         if writer.role == "depthwise":
             sums = [filter_keys(weight)[:, None] for weight in flat_weights(writer.layer)]
-            incidence = np.ones((1, self.tasks), np.int64)
+            incidence = np.ones((1, self.tasks), np.int64)  # a filter is one part, which all tasks have
         else:
             sums, incidence = self.by_part(row_keys, writer.layer, writer.layer.inputs[0])
-        self._add_keys(keys, sums, incidence, writer.value, writer.position, writer.value)
+        self._add_keys(keys, sums, incidence, writer.value, writer.position, use=writer.value)
         return np.asarray(incidence.T @ incidence > 0)
 
-    def _add_keys(self, keys: Keys, sums: list[Array], incidence: Array, value: str, position: int, salt: str) -> None:
-        """Add the fingerprints *sums* of the space at *position* of *value* to *keys*.
+    def _add_keys(
+        self, keys: Keys, sums: list[Array], incidence: Array, value: str, position: int, *, use: str
+    ) -> None:
+        """Add the fingerprints of a space in the weights of one layer to *keys* [task, channel, other task].
 
-        *sums*: for each task, [channels, parts]. *incidence*: [parts, tasks].
-
-        The fingerprints of each use of a space are multiplied by an odd factor of their own, derived from *salt*, so
-        that those of several uses do not cancel.
+        The layer writes or reads *value*; the space is at *position* among those that *value* carries. *sums*: for each
+        task, fingerprints [channels of *value*, parts], over the parts of what is on the layer's other side.
+        *incidence*: of that side, [parts, tasks]. *use*: a name for this use of the space. From it follows an odd
+        factor on these fingerprints, so that those of several uses do not cancel.
         """
-        factor = _salt(f"{salt} {position}")
+        factor = _odd_factor(f"{use} {position}")
         for task, task_sums in enumerate(sums):
+            # [channels of the space, other task]: the sum over the parts that both tasks have
             pair_sums = task_sums[self.channels(value, position, task)] @ incidence.astype(np.uint64)
             keys[task, : len(pair_sums)] += pair_sums * factor
 
@@ -328,7 +346,8 @@ def flat_weights(layer: FamilyLayer) -> list[Array]:
     return [weight.reshape(*weight.shape[:2], -1).astype(dtype, copy=False) for weight in weights]
 
 
-def _salt(name: str) -> np.uint64:
+def _odd_factor(name: str) -> np.uint64:
     """A pseudo-random odd number that depends on *name*."""
+    # modulo a prime, so that all letters of a long name count
     number = np.array([int.from_bytes(name.encode(), "little") % (2**61 - 1)], np.uint64)
     return np.uint64(mix(number)[0] | np.uint64(1))

@@ -1,5 +1,8 @@
 """Joins classes with equal weights: ``merge`` (all are equal), ``vote`` (most are), ``merge_near`` (nearly equal).
 
+A class has channels of a space that are taken to be the same, at most one of each task (``partition``). Weights are
+compared by fingerprints, the *keys* (``evidence``).
+
 A single input channel that is wrongly taken to be shared makes all filters of two tasks look different. So where two
 tasks that share inputs have hardly an output in common, single kernels vote: filters that have the same kernel for many
 inputs belong together, and ``comparison.repair`` finds the inputs on which they differ.
@@ -27,26 +30,26 @@ from weft_stitch.family import FamilyLayer, Writer
 from weft_stitch.net import Array
 
 
-def merge(partition: Partition, evidence: PairKeys, *, ties: bool = False, hopeful: bool = False) -> None:
+def merge(partition: Partition, evidence: PairKeys, *, ties: bool = False, one_pair_suffices: bool = False) -> None:
     """Join all classes whose weights agree, pair of tasks by pair of tasks.
 
-    *ties*: pair channels that look the same within one task in their order. Without it they are not joined, nor are
-    channels whose known weights are all zero. *hopeful*: require agreement of only one task of each class; the others
-    may disagree because too many input channels are taken to be shared.
+    *ties*: channels of one task that look the same are paired in their order with those of the other task. Without it
+    they are not joined, nor are channels whose known weights are all zero. *one_pair_suffices*: require agreement of
+    only one task of each class; the others may disagree because too many input channels are taken to be shared.
     """
     common_keys = _keys_by_class(partition, evidence)
     if common_keys is not None and not ties:
         _merge_by_key(partition, common_keys)
         return
     for task_a, task_b in _pairs(partition, evidence):
-        _merge_pair(partition, evidence, task_a, task_b, ties=ties, hopeful=hopeful)
+        _merge_pair(partition, evidence, task_a, task_b, ties=ties, one_pair_suffices=one_pair_suffices)
 
 
 def merge_strangers(partition: Partition, evidence: PairKeys) -> None:
     """``merge`` with ties, only for pairs of tasks that share nothing in the space yet."""
     for task_a, task_b in _pairs(partition, evidence):
         if not len(partition.together(task_a, task_b)):
-            _merge_pair(partition, evidence, task_a, task_b, ties=True, hopeful=False)
+            _merge_pair(partition, evidence, task_a, task_b, ties=True, one_pair_suffices=False)
 
 
 def mergeable(partition: Partition, evidence: PairKeys) -> bool:
@@ -63,7 +66,7 @@ def mergeable(partition: Partition, evidence: PairKeys) -> bool:
 
 def _keys_by_class(partition: Partition, evidence: PairKeys) -> Keys | None:
     """One fingerprint per class; None if a class's channels have different ones, or they depend on the other task."""
-    keys = evidence.keys[:, :, 0]
+    keys = evidence.keys[:, :, 0]  # compared with task 0; they must be the same for all, and every pair be comparable
     if evidence.allowed.sum() != len(keys) * (len(keys) - 1) or (evidence.keys != keys[:, :, None]).any():
         return None
     present = partition.members != NONE
@@ -75,7 +78,7 @@ def _keys_by_class(partition: Partition, evidence: PairKeys) -> Keys | None:
 def _merge_by_key(partition: Partition, keys: Keys) -> None:
     """Join all classes of equal *keys*, unless the key is zero or some task has several of these classes."""
     order = np.argsort(keys, kind="stable")
-    # where each run of equal keys begins in *order*; a run is joined to its first class
+    # where each run of equal keys begins in *order* (which is empty without keys); a run is joined to its first class
     starts = np.flatnonzero(np.append(True, keys[order][1:] != keys[order][:-1])) if len(keys) else order
     present = (partition.members[order] != NONE).astype(np.int64)
     unambiguous = (np.add.reduceat(present, starts, axis=0) <= 1).all(axis=1) & (keys[order[starts]] != 0)
@@ -92,18 +95,19 @@ def _pairs(partition: Partition, evidence: PairKeys) -> Iterator[tuple[int, int]
 
 
 def _merge_pair(
-    partition: Partition, evidence: PairKeys, task_a: int, task_b: int, *, ties: bool, hopeful: bool
+    partition: Partition, evidence: PairKeys, task_a: int, task_b: int, *, ties: bool, one_pair_suffices: bool
 ) -> None:
-    """Join the classes of tasks *task_a* and *task_b* that agree; see ``merge`` for *ties* and *hopeful*."""
+    """``merge`` for tasks *task_a* and *task_b*: join their classes that agree."""
     channels_a, channels_b = partition.apart(task_a, task_b), partition.apart(task_b, task_a)
-    left, right = pair_up(
+    paired_a, paired_b = pair_up(
         evidence.keys[task_a, channels_a, task_b], evidence.keys[task_b, channels_b, task_a], ties=ties
     )
-    if not len(left):
+    if not len(paired_a):
         return
-    classes_a, classes_b = partition.labels[task_a][channels_a[left]], partition.labels[task_b][channels_b[right]]
+    classes_a = partition.labels[task_a][channels_a[paired_a]]
+    classes_b = partition.labels[task_b][channels_b[paired_b]]
     joinable = partition.joinable(classes_a, classes_b)
-    if not hopeful:
+    if not one_pair_suffices:
         joinable[joinable] = evidence.agree(
             partition.members[classes_a[joinable]], partition.members[classes_b[joinable]]
         )
@@ -189,7 +193,7 @@ def _vote_pair(
         _kernel_keys(
             weights[task][evidence.channels(writer.value, writer.position, task)][rows][:, columns[voters]], tolerance
         )
-        for task, rows, columns in zip((task_a, task_b), free, (inputs.mine, inputs.theirs), strict=True)
+        for task, rows, columns in zip((task_a, task_b), free, (inputs.channels_a, inputs.channels_b), strict=True)
     ]
     left, right, support = _count_votes(*kernel_keys)
     classes_a, classes_b = partition.labels[task_a][free[0][left]], partition.labels[task_b][free[1][right]]
@@ -197,7 +201,7 @@ def _vote_pair(
     # NEVER elects no pair
     elected = {fraction: joinable & (support > fraction) for fraction in (MAJORITY, MINORITY, NEVER)}
     least_shared = _few_channels(partition, task_a, task_b)
-    counts = {fraction: rows.sum() if rows.sum() >= least_shared else 0 for fraction, rows in elected.items()}
+    counts = {fraction: pairs.sum() if pairs.sum() >= least_shared else 0 for fraction, pairs in elected.items()}
     if counts[quorum]:
         partition.join(classes_a[elected[quorum]], classes_b[elected[quorum]])
     return {fraction for fraction, count in counts.items() if count != counts[quorum]}
@@ -207,8 +211,8 @@ def _kernel_keys(weight: Array, tolerance: float) -> Keys:
     """The fingerprints [out, in] of the kernels of *weight* [out, in, taps]; they differ for different inputs."""
     if tolerance > 0:  # near weights mostly round to the same step
         weight = np.rint(weight / (_COARSE * tolerance)).astype(np.float32)
-    taps = multipliers(np.arange(weight.shape[1]), weight.shape[2])
-    return np.asarray(np.einsum("oit,it->oi", scramble(weight), taps))
+    factors = multipliers(np.arange(weight.shape[1]), weight.shape[2])
+    return np.asarray(np.einsum("oit,it->oi", scramble(weight), factors))
 
 
 def _count_votes(keys_a: Keys, keys_b: Keys) -> tuple[Array, Array, Array]:
@@ -262,11 +266,11 @@ class WeightView(NamedTuple):
         distances = [np.zeros(0)]
         for start in range(0, len(left), step):
             pair = (left[start : start + step], right[start : start + step])
-            mine, theirs = (
+            weights_a, weights_b = (
                 weight[rows].take(shared, axis=1)
                 for weight, rows, shared in zip(self.weights, pair, self.shared, strict=True)
             )
-            distances.append(np.abs(mine - theirs).max(axis=(1, 2), initial=0))
+            distances.append(np.abs(weights_a - weights_b).max(axis=(1, 2), initial=0))
         return np.concatenate(distances)
 
 
@@ -280,10 +284,11 @@ def merge_near(
     ties: bool = False,
     strangers: bool = False,
 ) -> None:
-    """Join classes whose weights differ by at most *tolerance*, pair of tasks by pair of tasks.
+    """Join classes of *space* whose weights differ by at most *tolerance*, pair of tasks by pair of tasks.
 
-    Only the two tasks are compared, not the others of their classes. Without *ties*, channels of nothing but zeros
-    (within the tolerance) are left alone. *strangers*: only compare tasks that share nothing yet, with ties.
+    Compared are the weights of *writers*, which compute the channels, and of *readers*, which read them; only those of
+    the two tasks, not of the others of their classes. Without *ties*, channels of nothing but zeros (within the
+    tolerance) are left alone. *strangers*: only compare tasks that share nothing yet, with ties.
 
     Candidates are found by *sketches*: products of a channel's weights with a few random vectors (directions). Like
     fingerprints they are sums over the layer's other side, of which shared parts can be taken alone. The distance of
@@ -304,11 +309,12 @@ def merge_near(
                 *_writer_weights(evidence, filtered, task_a, task_b),
                 *_reader_weights(evidence, space, readers, task_a, task_b),
             ]
+            # every writer must share some inputs of the two tasks, or it could not tell channels apart
             if len(channels_a) and len(channels_b) and all(view.size for view in views[: len(filtered)]):
-                left, right = _nearest(
+                paired_a, paired_b = _nearest(
                     views, channels_a, channels_b, tolerance, ties=ties or strangers, in_place=is_input
                 )
-                classes_a, classes_b = partition.labels[task_a][left], partition.labels[task_b][right]
+                classes_a, classes_b = partition.labels[task_a][paired_a], partition.labels[task_b][paired_b]
                 joinable = partition.joinable(classes_a, classes_b)
                 partition.join(classes_a[joinable], classes_b[joinable])
 
@@ -317,10 +323,10 @@ def _writer_weights(evidence: Evidence, writers: Sequence[Writer], task_a: int, 
     """The weights with which *writers* compute the channels, for tasks *task_a* and *task_b*."""
     for writer in writers:
         assert writer.layer is not None
-        cuts = [evidence.channels(writer.value, writer.position, task) for task in (task_a, task_b)]
+        ranges = [evidence.channels(writer.value, writer.position, task) for task in (task_a, task_b)]
         weights = flat_weights(writer.layer)
         if writer.role == "depthwise":
-            single_channel = np.zeros(1, np.int64)
+            single_channel = np.zeros(1, np.int64)  # a filter has one input, here of label 0 and in part 0
             sketches = [row_sketches(weights[task], single_channel, single_channel, 1) for task in (task_a, task_b)]
             shared, common_parts = (single_channel, single_channel), np.ones(1, bool)
         else:
@@ -328,11 +334,12 @@ def _writer_weights(evidence: Evidence, writers: Sequence[Writer], task_a: int, 
             sketches = [sums[task_a], sums[task_b]]
             common_parts = (incidence[:, task_a] & incidence[:, task_b]).astype(bool)
             inputs = evidence.common(writer.layer.inputs[0], task_a, task_b)
-            shared = inputs.mine, inputs.theirs
+            shared = inputs.channels_a, inputs.channels_b
         sketch_a, sketch_b = (
-            sketch[cut][:, common_parts].sum(axis=1) for sketch, cut in zip(sketches, cuts, strict=True)
+            sketch[channel_range][:, common_parts].sum(axis=1)
+            for sketch, channel_range in zip(sketches, ranges, strict=True)
         )
-        yield WeightView((sketch_a, sketch_b), (weights[task_a][cuts[0]], weights[task_b][cuts[1]]), shared)
+        yield WeightView((sketch_a, sketch_b), (weights[task_a][ranges[0]], weights[task_b][ranges[1]]), shared)
 
 
 def _reader_weights(
@@ -340,26 +347,27 @@ def _reader_weights(
 ) -> Iterator[WeightView]:
     """The weights with which *readers* read the channels of *space*, for tasks *task_a* and *task_b*."""
     for layer in readers:
-        weights = [weight.swapaxes(0, 1) for weight in flat_weights(layer)]
+        weights = [weight.swapaxes(0, 1) for weight in flat_weights(layer)]  # [in, out, taps]
         sums, incidence = evidence.by_part(column_sketches, layer, layer.output)
         common_parts = (incidence[:, task_a] & incidence[:, task_b]).astype(bool)
         outputs = evidence.common(layer.output, task_a, task_b)
         for position in evidence.positions(layer.inputs[0], space):
-            cuts = [evidence.channels(layer.inputs[0], position, task) for task in (task_a, task_b)]
+            ranges = [evidence.channels(layer.inputs[0], position, task) for task in (task_a, task_b)]
             sketch_a, sketch_b = (
-                sums[task][cut][:, common_parts].sum(axis=1) for task, cut in zip((task_a, task_b), cuts, strict=True)
+                sums[task][channel_range][:, common_parts].sum(axis=1)
+                for task, channel_range in zip((task_a, task_b), ranges, strict=True)
             )
             yield WeightView(
                 (sketch_a, sketch_b),
-                (weights[task_a][cuts[0]], weights[task_b][cuts[1]]),
-                (outputs.mine, outputs.theirs),
+                (weights[task_a][ranges[0]], weights[task_b][ranges[1]]),
+                (outputs.channels_a, outputs.channels_b),
             )
 
 
 def row_sketches(weight: Array, labels: Array, parts: Array, count: int) -> Array:
     """For each output of *weight* [out, in, taps], its sketch over the inputs of each of *count* parts.
 
-    *labels*, *parts*: of each input. The result is [out, parts, directions].
+    *labels*, *parts*: [in], the class and the part of each input. The result is [out, parts, directions].
     """
     directions = _directions(labels, weight.shape[2])
     result = np.zeros((len(weight), count, _DIRECTIONS), np.float32)
@@ -398,7 +406,7 @@ def _nearest(
     left, right = channels_a[candidates[0]], channels_b[candidates[1]]
     distance = np.max([view.distances(left, right) for view in views], axis=0)
     close = (distance <= tolerance) & ((left == right) | (not in_place))
-    if not ties:
+    if not ties:  # leave out channels of nothing but zeros
         sizes = [np.abs(view.weights[0].take(view.shared[0], axis=1)).max(axis=(1, 2), initial=0) for view in views]
         close &= np.max(sizes, axis=0)[left] > tolerance
     order = np.flatnonzero(close)[np.argsort(distance[close], kind="stable")]
@@ -417,9 +425,9 @@ def _candidates(sketches_a: Array, sketches_b: Array, tolerance: float, count: i
 
     *count*: the number of weights compared per channel.
     """
-    limit = _FARTHEST * tolerance**2 * count  # of the squared distance per direction
+    limit = _FARTHEST * tolerance**2 * count  # on the squared distance per direction
     slack = _ROUNDING * max((sketches_a * sketches_a).max(initial=0), (sketches_b * sketches_b).max(initial=0))
-    reach = np.sqrt(_DIRECTIONS * limit + slack)
+    reach = np.sqrt(_DIRECTIONS * limit + slack)  # the largest distance in the first direction
     order = np.argsort(sketches_b[:, 0], kind="stable")
     first_near = np.searchsorted(sketches_b[order, 0], sketches_a[:, 0] - reach, "left")
     end_near = np.searchsorted(sketches_b[order, 0], sketches_a[:, 0] + reach, "right")

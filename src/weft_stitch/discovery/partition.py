@@ -23,7 +23,7 @@ class TaskClasses(NamedTuple):
 
 
 class Partition:
-    """The classes of a space's channels.
+    """The classes of a space's channels. *widths*: the number of its channels in each task.
 
     They only change by ``join``, ``drop`` and ``replace``, which raise *version*.
     """
@@ -100,7 +100,7 @@ class Partition:
         return ChannelSpace(self.widths, tuple(self._block(part) for part in ordered))
 
     def _block(self, part: TaskClasses) -> Block:
-        """The block of the classes of one set of tasks."""
+        """The block of the classes of one set of tasks, in the order of the first task's channels."""
         tasks = np.flatnonzero(part.tasks)
         table = self.members[part.classes][:, tasks]
         table = table[np.argsort(table[:, 0], kind="stable")]
@@ -125,6 +125,7 @@ class Partition:
             present = np.flatnonzero(self.members[:, task] != NONE)
             labels[self.members[present, task]] = present
         self.sets = self._group_by_tasks()
+        """All classes, by the set of their tasks."""
         self.parts = [part for part in self.sets if part.tasks.sum() > 1]
         """The sets of at least two tasks, with their classes."""
         self.part_of = np.full(len(self.members), NONE, np.int64)

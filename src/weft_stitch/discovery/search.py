@@ -4,7 +4,8 @@ Channels of several tasks may be one block of a space if, in every convolution t
 agree on the inputs that the tasks share. Biases and normalisations may differ. So the sharing at the output of a layer
 depends on that at its input, and around a residual block on itself. Therefore spaces are *guessed* in the order of the
 layers, from the writers whose inputs are guessed already; *repaired* by all other layers; and then *grown* by joining
-channels that agree in all layers around them, until nothing changes.
+channels that agree in all layers around them, until nothing changes. A guess may need a vote of single kernels, in
+which two filters are joined if the fraction of their equal kernels is above a *quorum* (``matching``).
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ class _Steps:
 
 
 class _SharingSearch:
-    """One search for the partitions of all spaces: no weights contradict them, and no more channels can be joined."""
+    """One search for the partitions of all spaces: no weights contradict them, and no more channels can be joined.
+
+    *tolerance*: see ``discover``. *quorum*: of votes.
+    """
 
     def __init__(self, family: Family, tolerance: float, quorum: float, steps: _Steps) -> None:
         self.wiring = wire(family)
@@ -96,7 +100,7 @@ class _SharingSearch:
 
     def grow(self) -> None:
         """Join channels that agree in all layers around them, in rounds, as long as the shared channels become more."""
-        shared = -1
+        shared = -1  # below every count, so that there is a first round
         while shared < self._shared_channels:
             # the repair may take apart more than a round has joined; the state before such a round is restored
             best = {space: partition.members.copy() for space, partition in self.partitions.items()}
@@ -119,9 +123,13 @@ class _SharingSearch:
             self._steps.step()
 
     def _guess(self, space: str, writers: Sequence[Writer]) -> None:
-        """Guess which channels of *space* are shared, by the weights of *writers*."""
+        """Guess which channels of *space* are shared, by the weights of *writers*.
+
+        Classes are joined if one pair of tasks agrees, or by vote. The repair then finds inputs that are not shared
+        after all; without them, classes are joined in which all pairs of tasks agree.
+        """
         partition, layers = self.partitions[space], [writer.layer for writer in writers if writer.layer is not None]
-        merge(partition, self.evidence.pair_keys(space, writers), hopeful=True)
+        merge(partition, self.evidence.pair_keys(space, writers), one_pair_suffices=True)
         self._merge_near(space, writers)
         self._repair(layers)
         if dense := [writer for writer in writers if writer.role == "dense"]:
@@ -140,6 +148,7 @@ class _SharingSearch:
         readers = self.evidence.readers(space)
         # keys of readers are costly to compute; mostly the writers already disagree
         if mergeable(partition, self.evidence.pair_keys(space, writers)):
+            # with all weights around them known, channels that look the same are interchangeable
             merge(partition, self.evidence.pair_keys(space, writers, readers), ties=True)
         self._merge_near(space, writers, readers)
 

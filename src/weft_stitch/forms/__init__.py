@@ -1,4 +1,4 @@
-"""The ways to compute a layer of all tasks, by name: ``FORMS``. To add one, write its page and a line here."""
+"""The ways to compute a layer of all tasks, by name: ``FORMS``. To add one, write its module and a line here."""
 
 from __future__ import annotations
 

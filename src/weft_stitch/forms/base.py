@@ -1,4 +1,8 @@
-"""The protocol of forms, ``Form``, and the steps that several forms use."""
+"""The protocol of forms, ``Form``, and the steps that several forms use.
+
+``Room`` is the state of a lowering: its graph builder, and the values computed so far. ``Channels`` has a value's
+channels in all tasks; a *part* of them is a block that the same tasks share.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class Lowered(NamedTuple):
 
     placed: PlacedValue
     """The output of the layer, or of the last layer fused into it."""
-    used: int = 0
+    consumed: int = 0
     """Number of following layers that were fused into it."""
 
 
@@ -50,11 +54,11 @@ def leading_affine(room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer])
     any after it.
     """
     widths = room.channels(layer.output).widths
-    affine, used = Affine.identity(widths), 0
-    while used < len(chain) and chain[used].op.kind == "affine" and not _leaves_format(layer, chain[used]):
-        affine = affine.then(Affine.from_layer(chain[used], widths))
-        used += 1
-    return affine, used
+    affine, consumed = Affine.identity(widths), 0
+    while consumed < len(chain) and chain[consumed].op.kind == "affine" and not _leaves_format(layer, chain[consumed]):
+        affine = affine.then(Affine.from_layer(chain[consumed], widths))
+        consumed += 1
+    return affine, consumed
 
 
 def _leaves_format(layer: FamilyLayer, affine: FamilyLayer) -> bool:
@@ -71,7 +75,10 @@ def conv(
     groups: int = 1,
     origin: KernelOrigin | None = None,
 ) -> str:
-    """Add a convolution with the window of *layer*; a bias of zeros is omitted."""
+    """Add a convolution of *tensor* with the window of *layer*; a bias of zeros is omitted.
+
+    *weight*: [out, in / groups, height, width]. *origin*: see ``graph_steps.convolve``.
+    """
     dtype = kernel(layer, 0).dtype
     shift = None if bias is None or not bias.any() else bias.astype(dtype)
     return convolve(

@@ -9,15 +9,7 @@ import numpy as np
 
 from weft_stitch.family import Family, Sharing, Wiring
 from weft_stitch.graph import DYNAMIC, Builder
-from weft_stitch.layouts import (
-    APART,
-    COMPACT,
-    FUSED,
-    STACKED,
-    BlockPart,
-    Channels,
-    Layout,
-)
+from weft_stitch.layouts import APART, COMPACT, FUSED, STACKED, BlockPart, Channels, Layout
 from weft_stitch.net import Array
 
 
@@ -76,7 +68,8 @@ class TaskRows:
         """Select the rows of *tasks* from *tensor*, which has the rows of all tasks."""
         if len(tasks) == self.tasks:
             return tensor
-        if len(tasks) == 1 or self.dynamic or max(tasks) - min(tasks) >= len(tasks):
+        are_neighbours = max(tasks) - min(tasks) < len(tasks)
+        if len(tasks) == 1 or self.dynamic or not are_neighbours:
             parts = self.split(tensor)
             return self.join([parts[task] for task in sorted(tasks)])
         row_bounds = np.cumsum([0, *self.batches])
@@ -161,7 +154,7 @@ def spread(builder: Builder, tensor: str, columns: Array, width: int) -> str:
         return select(builder, tensor, np.argsort(columns))
     come_first = (columns == np.arange(channels)).all()
     padding = width - channels if come_first else 1  # otherwise one channel of zeros, which all gaps select
-    pads = builder.constant(np.array([0, 0, 0, 0, 0, padding, 0, 0], np.int64), "pads")
+    pads = builder.constant(np.array([0, 0, 0, 0, 0, padding, 0, 0], np.int64), "pads")  # behind the channels only
     padded = builder.add("Pad", tensor, pads, shape=(rows, channels + padding, *picture))
     if come_first:
         return padded
@@ -198,16 +191,13 @@ class PlacedValue(NamedTuple):
 
 
 class Room:
-    """The state of the lowering of one family: every value in the layouts computed so far."""
+    """The state of the lowering of one family: every value in the layouts computed so far.
+
+    *batches*, *align*: see ``lowering.lower``.
+    """
 
     def __init__(
-        self,
-        builder: Builder,
-        family: Family,
-        wiring: Wiring,
-        sharing: Sharing,
-        batches: Sequence[int],
-        align: int = 1,
+        self, builder: Builder, family: Family, wiring: Wiring, sharing: Sharing, batches: Sequence[int], align: int = 1
     ) -> None:
         self.align = align
         self.builder, self.family, self.wiring, self.sharing = builder, family, wiring, sharing
@@ -288,6 +278,7 @@ class Room:
         """The channels of *parts* of *value*, for the rows of *tasks*, which all have these parts."""
         channels = self.channels(value)
         columns = [channels.columns(COMPACT, task, parts) for task in sorted(tasks)]
+        # where the columns are the same for all tasks, one selection suffices
         if len(tasks) > 1 and all(np.array_equal(other, columns[0]) for other in columns):
             return self.select(self.rows.take(self.get(value, COMPACT).tensors[0], tasks), columns[0])
         tensors = self.get(value, APART).tensors
@@ -322,7 +313,7 @@ class Room:
             return None
         if channels.common and channels.width(source) == channels.width(target):
             return placed._replace(layout=target)
-        if self.rows.dynamic:
+        if self.rows.dynamic:  # gathering needs to know which rows are which task's
             return PlacedValue(target, (self._join_rows(channels, self._apart(channels, placed), target),))
         return PlacedValue(target, (self._gather_columns(channels, placed, target),), clean=False)
 
@@ -383,6 +374,7 @@ class Room:
         """Join one tensor per task to a tensor in the layout *target*."""
         row_layout = COMPACT if target == STACKED else target
         width = channels.width(row_layout)
+        # where all tasks share all channels, they are in the same columns
         if channels.common and target.name == FUSED and len(channels.spaces) == 1:
             shape = (self.rows.total, width, *self.builder.shape(tensors[0])[2:])
             return self.builder.add("StackRows", *tensors, shape=shape, columns=width)

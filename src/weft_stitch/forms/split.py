@@ -72,7 +72,7 @@ class CellWriter:
     def write(self, cell: Cell, *, shift: bool) -> str:
         """Write the convolution of one cell with its scale, and its shift if *shift*; return the tensor."""
         first = min(cell.tasks)
-        fold = self.values_agree(self.affine.scales, cell.outs, cell.tasks)
+        fold = self.values_agree(self.affine.scales, cell.outs, cell.tasks)  # whether scales go into the weight
         weight = self._weight(cell, first, fold=fold)
         bias = self._cell_values(self.affine.shifts, cell, first) if shift else None
         groups = cell.width if self.layer.op.depthwise else 1
@@ -171,13 +171,13 @@ class Split(Form):
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         """Write a cell for each set of tasks, and put their outputs together."""
-        affine, used = leading_affine(room, layer, chain)
+        affine, consumed = leading_affine(room, layer, chain)
         writer = CellWriter(room, layer, affine)
         classes: dict[Tasks, tuple[BlockPart, ...]] = {}
         for part in writer.outputs.parts:
             classes[part.tasks] = (*classes.get(part.tasks, ()), part)
         placed = _write_compact(writer, classes) if _has_one_shape(writer, classes) else _write_apart(writer, classes)
-        return Lowered(placed, used)
+        return Lowered(placed, consumed)
 
 
 def _has_one_shape(writer: CellWriter, classes: Classes) -> bool:
@@ -210,9 +210,8 @@ def _write_apart(writer: CellWriter, classes: Classes) -> PlacedValue:
     parts: dict[int, list[BlockPart]] = {task: [] for task in writer.all_tasks}  # those in *pieces*, in order
     for tasks, outs in classes.items():
         if not _is_own(writer, tasks):
-            for task, tensor in zip(
-                sorted(tasks), room.rows.split(_shared_rows(writer, tasks, outs), tasks), strict=True
-            ):
+            tensors_of_tasks = room.rows.split(_shared_rows(writer, tasks, outs), tasks)
+            for task, tensor in zip(sorted(tasks), tensors_of_tasks, strict=True):
                 pieces[task].append(tensor)
                 parts[task] += outs
     own = _own_cells(writer, classes)
@@ -279,7 +278,7 @@ class Half(Form):
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         """Write both convolutions and their sum; fall back to ``Split`` where that is impossible."""
-        affine, used = leading_affine(room, layer, chain)
+        affine, consumed = leading_affine(room, layer, chain)
         writer = CellWriter(room, layer, affine)
         parts = writer.inputs.parts
         common = tuple(part for part in parts if part.tasks == writer.all_tasks)
@@ -287,6 +286,7 @@ class Half(Form):
             task: tuple(part for part in parts if task in part.tasks and part not in common)
             for task in writer.all_tasks
         }
+        # the sum needs shared inputs, and own ones of every task
         if layer.op.depthwise or not common or not all(own.values()) or len(writer.outputs.spaces) > 1:
             return Split().lower(room, layer, chain)
         from_shared = _from_shared_inputs(writer, common)
@@ -295,7 +295,7 @@ class Half(Form):
         from_own = writer.stack_own(cells, shift=True)
         tensor = room.builder.add("Add", from_shared, from_own, shape=room.builder.shape(from_shared))
         all_columns_owned = bool(writer.outputs.owned(COMPACT).all())
-        return Lowered(PlacedValue(COMPACT, (tensor,), clean=all_columns_owned), used)
+        return Lowered(PlacedValue(COMPACT, (tensor,), clean=all_columns_owned), consumed)
 
 
 def _from_shared_inputs(writer: CellWriter, common: tuple[BlockPart, ...]) -> str:

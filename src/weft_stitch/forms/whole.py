@@ -52,9 +52,9 @@ class Mts(Form):
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         """Write one convolution over all blocks; scales and shifts that tasks do not agree on follow as tables."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
-        affine, used = leading_affine(room, layer, chain)
-        source = room.get(layer.inputs[0], STITCHED, clean=not layer.op.depthwise)
-        fold = all_agree(outputs, affine.scales)
+        affine, consumed = leading_affine(room, layer, chain)
+        source = room.get(layer.inputs[0], STITCHED, clean=not layer.op.depthwise)  # only dense layers mix columns
+        fold = all_agree(outputs, affine.scales)  # whether scales are multiplied into the weights
         weight = _stitched_matrix(layer, inputs, outputs, affine if fold else Affine.identity(outputs.widths))
         shift_in_bias = fold and all_agree(outputs, affine.shifts)
         groups = weight.shape[0] if layer.op.depthwise else 1
@@ -66,7 +66,7 @@ class Mts(Form):
         if not shift_in_bias:
             tensor = apply_table(room, tensor, "Add", outputs.table(STITCHED, affine.shifts))
         zeros_stay = layer.op.depthwise and source.clean and (bias is None or not bias.any())
-        return Lowered(PlacedValue(STITCHED, (tensor,), clean=zeros_stay), used)
+        return Lowered(PlacedValue(STITCHED, (tensor,), clean=zeros_stay), consumed)
 
 
 def _stitched_matrix(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
@@ -94,16 +94,16 @@ class Grouped:
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         """Write one grouped convolution, or a batched product if the window covers the whole picture."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
-        affine, used = leading_affine(room, layer, chain)
+        affine, consumed = leading_affine(room, layer, chain)
         weight = _padded_matrices(layer, inputs, outputs, affine)
         bias = outputs.table(COMPACT, affine.shifts)
         if covers_picture(room, layer):
             source = room.tensor(layer.inputs[0], COMPACT)
-            return Lowered(PlacedValue(COMPACT, (batched_product(room, layer, source, weight, bias),)), used)
+            return Lowered(PlacedValue(COMPACT, (batched_product(room, layer, source, weight, bias),)), consumed)
         tensor = room.tensor(layer.inputs[0], STACKED)
         groups = outputs.tasks * (weight.shape[1] if layer.op.depthwise else 1)
         flat = weight.reshape(-1, *weight.shape[2:])
-        return Lowered(PlacedValue(STACKED, (conv(room, layer, tensor, flat, bias.ravel(), groups),)), used)
+        return Lowered(PlacedValue(STACKED, (conv(room, layer, tensor, flat, bias.ravel(), groups),)), consumed)
 
 
 def _padded_matrices(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
@@ -129,7 +129,7 @@ class Separate(Form):
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         """Write a convolution for each task."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
-        affine, used = leading_affine(room, layer, chain)
+        affine, consumed = leading_affine(room, layer, chain)
         tensors = []
         for task, tensor in enumerate(room.get(layer.inputs[0], APART).tensors):
             order = outputs.order(task)
@@ -140,7 +140,7 @@ class Separate(Form):
                 room, layer, outputs.parts_of(task), inputs.parts_of(task), task=task, folded=affine.layers
             )
             tensors.append(conv(room, layer, tensor, weight, affine.shifts[task][order], groups, origin))
-        return Lowered(PlacedValue(APART, tuple(tensors)), used)
+        return Lowered(PlacedValue(APART, tuple(tensors)), consumed)
 
 
 WIDEST = 31
@@ -169,36 +169,36 @@ class Fused:
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         """Write one ``FusedConv`` with the affines, the residual and the activation that follow in *chain*."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
-        if layer.op.depthwise or len(outputs.spaces) > 1:
+        if layer.op.depthwise or len(outputs.spaces) > 1:  # see ``Fused``
             return Split().lower(room, layer, chain)
-        before, after = fused_layout(room, inputs), fused_layout(room, outputs)
+        input_layout, output_layout = fused_layout(room, inputs), fused_layout(room, outputs)
         kernels = [kernel(layer, task) for task in range(outputs.tasks)]
         spaces = (inputs.spaces, outputs.spaces[0])
-        packed = pack(kernels, *spaces, layer.op.window, align=after.align, input_align=before.align)
-        affine, used = leading_affine(room, layer, chain)
+        packed = pack(kernels, *spaces, layer.op.window, align=output_layout.align, input_align=input_layout.align)
+        affine, consumed = leading_affine(room, layer, chain)
         tensors = [
-            room.tensor(layer.inputs[0], before),
+            room.tensor(layer.inputs[0], input_layout),
             room.builder.constant(packed.weights, "weight", weight=True),
             room.builder.constant(packed.spread(affine.scales), "scale"),
             room.builder.constant(packed.spread(affine.shifts), "shift"),
         ]
-        if other := _residual(layer, chain[used:], room):
-            tensors.append(room.tensor(other, after))
-            used += 1
-        activation = _activation(chain[used].op) if used < len(chain) else Activation("")
-        used += activation is not None and activation.function != ""
+        if other := _residual(layer, chain[consumed:], room):
+            tensors.append(room.tensor(other, output_layout))
+            consumed += 1
+        activation = _activation(chain[consumed].op) if consumed < len(chain) else Activation("")
+        consumed += activation is not None and activation.function != ""  # one more layer if there is an activation
         size = room.family.values[layer.output][0]
         picture = (size.height, size.width)
         tensor = room.builder.add(
             "FusedConv",
             *tensors,
             shape=(room.rows.total, packed.outputs, *picture),
-            packed=replace(packed, weights=np.zeros(0, packed.weights.dtype)),
+            packed=replace(packed, weights=np.zeros(0, packed.weights.dtype)),  # the weights are in a constant already
             rows=room.rows.batches,
             activation=activation or Activation(""),
             macs=sum(array.size * rows for array, rows in zip(kernels, room.rows.batches, strict=True)) * prod(picture),
         )
-        return Lowered(PlacedValue(after, (tensor,)), used)
+        return Lowered(PlacedValue(output_layout, (tensor,)), consumed)
 
 
 def _stored_numbers(room: Room, layer: FamilyLayer) -> int:
@@ -225,7 +225,7 @@ def _residual(layer: FamilyLayer, chain: Sequence[FamilyLayer], room: Room) -> s
 
 
 def _activation(op: Op) -> Activation | None:
-    """The kernel's activation for *op*; None if the kernel cannot compute it."""
+    """The kernel's activation for *op*, with ONNX's default parameters; None if the kernel cannot compute it."""
     if op.kind != "unary":
         return None
     if op.function == "HardSigmoid":

@@ -47,14 +47,15 @@ def stitch_groups(
     """Stitch the models in groups within *limits*; the largest group comes first.
 
     Layers are planned for the described machine; *cost* judges whole groups. With *form* ``planned``, several styles
-    (forms and slabs) are tried. Raises ``LimitsUnmet`` if no style is within the limits.
+    (forms and slabs) are tried. *dynamic*, *slabs*: see ``assemble``. *progress*: called for each group that is costed,
+    with its size and form. Raises ``LimitsUnmet`` if no style is within the limits.
     """
     objective = Objective(limits.memory_bytes, limits.seconds)
     styles = [(PLANNED, slabs), (LIGHT, slabs), (LIGHT, False)] if form == PLANNED else [(form, slabs)]
     candidates: list[tuple[Grouping, _GroupStitcher]] = []
     other_errors: list[StitchError] = []
     unmet: list[LimitsUnmet] = []
-    for style_form, style_slabs in dict.fromkeys(styles):
+    for style_form, style_slabs in dict.fromkeys(styles):  # two are equal if slabs are not allowed
         stitcher = _GroupStitcher(
             family, sharing, style_form, limits, cost or Modelled(), dynamic, style_slabs, progress
         )

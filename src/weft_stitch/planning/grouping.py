@@ -3,9 +3,11 @@
 Stitching all of them is not always best: some forms do more work the more models there are, and memory may be short.
 The latencies of the groups add up, and so do their weights; of their activations the largest counts. This is Algorithm
 1 of the paper (Wang et al., "Stitching Weight-Shared Deep Neural Networks for Efficient Multitask Inference on GPU",
-SECON 2022) with its gaps filled. Equal models are grouped by dynamic programming over group sizes, from one on. Few
-unequal models are grouped by dynamic programming over subsets, in which equal groups are costed once, and groups that
-cannot be best not at all. Many unequal models are dealt out in snake order, into every number of groups.
+SECON 2022) with its gaps filled. Models of one *kind* are interchangeable: a set of models is given by how many it has
+of each kind (``Amounts``), and a *cut* divides it into groups. Models of a single kind are grouped by dynamic
+programming over group sizes, from one on. Few models of several kinds are grouped by dynamic programming over subsets,
+in which equal groups are costed once, and groups that cannot be best not at all. Many models of several kinds are dealt
+out in snake order, into every number of groups.
 """
 
 from __future__ import annotations
@@ -85,20 +87,21 @@ class Objective:
 class LimitsUnmet(StitchError):
     """No grouping is within the limits; the message names the smallest and the fastest grouping."""
 
-    def __init__(self, wish: Objective, smallest: GroupCost, fastest: GroupCost) -> None:
-        self.wish, self.smallest, self.fastest = wish, smallest, fastest
+    def __init__(self, objective: Objective, smallest: GroupCost, fastest: GroupCost) -> None:
+        self.objective, self.smallest, self.fastest = objective, smallest, fastest
+        cap, target = objective.cap_bytes, objective.target_s
         smallest_text = f"the smallest takes {size(smallest.bytes)} ({_ms(smallest.seconds)})"
         fastest_text = f"the fastest takes {_ms(fastest.seconds)} ({size(fastest.bytes)})"
-        if wish.cap_bytes is None or wish.target_s is None:
-            by_size = wish.cap_bytes is not None
-            limit = f"fits {size(wish.cap_bytes)}" if wish.cap_bytes is not None else f"takes {_ms(wish.target_s or 0)}"
+        if cap is None or target is None:
+            limit = f"fits {size(cap)}" if cap is not None else f"takes {_ms(target or 0)}"
+            by_size = cap is not None
             way_out = (
                 f"{smallest_text}: raise the memory cap" if by_size else f"{fastest_text}: raise the latency target"
             )
             super().__init__(f"no grouping {limit}; {way_out}")
             return
         super().__init__(
-            f"no grouping fits {size(wish.cap_bytes)} in {_ms(wish.target_s)}; {smallest_text}, {fastest_text}: "
+            f"no grouping fits {size(cap)} in {_ms(target)}; {smallest_text}, {fastest_text}: "
             "raise the memory cap or the latency target"
         )
 
@@ -224,7 +227,7 @@ class _GroupCosts(NamedTuple):
 def _group_costs(lattice: Lattice) -> _GroupCosts:
     """Cost every subset as one group, and bound the cost of its cuts, for each field of the cost independently."""
     costs = [NOTHING, *(lattice.cost(number) for number in range(1, lattice.full + 1))]
-    seconds, weights, activations = ([cost[field] for cost in costs] for field in range(3))
+    seconds, weights, activations = zip(*costs, strict=True)
     bounds = zip(
         lattice.least_cut_values(seconds, operator.add),
         lattice.least_cut_values(weights, operator.add),
@@ -324,7 +327,7 @@ def group(
     if len(costed.members) == 1:
         cuts = _cut_equal_models(costed, objective)
     elif len(kinds) <= few:
-        cuts = Lattice(costed.all, costed.cost).best(objective)
+        cuts = Lattice(costed.all_amounts, costed.cost).best(objective)
     else:
         cuts = _snake_cuts(costed)
     return costed.numbered(_choose_cut(cuts, objective))
@@ -343,10 +346,10 @@ class _CostedModels:
     """Models by kind, with a cache of the costs of groups."""
 
     def __init__(self, kinds: Sequence[Hashable], costs: Costs) -> None:
-        names = dict.fromkeys(kinds)
-        self.members = [[number for number, kind in enumerate(kinds) if kind == name] for name in names]
+        distinct = dict.fromkeys(kinds)
+        self.members = [[number for number, other in enumerate(kinds) if other == kind] for kind in distinct]
         """For each kind, the numbers of its models."""
-        self.all: Amounts = tuple(len(models) for models in self.members)
+        self.all_amounts: Amounts = tuple(len(models) for models in self.members)
         """The amounts of all models."""
         self._costed: dict[Amounts, GroupCost] = {}
         """Amounts -> the cost of their group."""
@@ -375,9 +378,9 @@ def _cut_equal_models(costed: _CostedModels, objective: Objective) -> list[Cut]:
 
     Costs of most group sizes are interpolated. Chosen sizes are then costed, until no interpolated one is chosen.
     """
-    (models,) = costed.all
-    samples = {size: costed.cost((size,)) for size in sorted({size for size in SIZES if size < models} | {models})}
-    lattice = Lattice((models,), lambda amounts: interpolate(samples, *amounts))
+    (count,) = costed.all_amounts
+    samples = {size: costed.cost((size,)) for size in sorted({size for size in SIZES if size < count} | {count})}
+    lattice = Lattice((count,), lambda amounts: interpolate(samples, *amounts))
     while True:
         cuts = lattice.best(objective)
         interpolated = {size for cut in cuts for (size,) in cut.groups} - samples.keys()
@@ -400,10 +403,9 @@ def interpolate(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
 
 def _snake_cuts(costed: _CostedModels) -> list[Cut]:
     """One cut for every number of groups: models are dealt out by latency, back and forth over the groups."""
-    single_model_costs = [
-        costed.cost(tuple(int(other == kind) for other in range(len(costed.all)))) for kind in range(len(costed.all))
-    ]
-    kinds = [kind for kind, amount in enumerate(costed.all) for _ in range(amount)]
+    all_kinds = range(len(costed.all_amounts))  # costed below: a group of one model, for each kind
+    single_model_costs = [costed.cost(tuple(int(other == kind) for other in all_kinds)) for kind in all_kinds]
+    kinds = [kind for kind, amount in enumerate(costed.all_amounts) for _ in range(amount)]
     kinds.sort(key=lambda kind: (-single_model_costs[kind].seconds, kind))
     return [_deal(costed, kinds, count) for count in range(1, len(kinds) + 1)]
 
@@ -414,7 +416,7 @@ def _deal(costed: _CostedModels, kinds: Sequence[int], count: int) -> Cut:
     for number, kind in enumerate(kinds):
         round_number, index = divmod(number, count)
         group_counts[index if round_number % 2 == 0 else count - 1 - index][kind] += 1
-    groups = tuple(tuple(counts[kind] for kind in range(len(costed.all))) for counts in group_counts)
+    groups = tuple(tuple(counts[kind] for kind in range(len(costed.all_amounts))) for counts in group_counts)
     cost = NOTHING
     for amounts in groups:
         cost = cost.then(costed.cost(amounts))

@@ -1,8 +1,9 @@
 """Which form each layer takes: ``plan`` finds the mixture that costs least, by a model or by the clock.
 
-Every segment is costed by itself in every form, and so is every conversion of a value between layouts. The plan is then
-a shortest path along the segments; a state of the path is the layouts in which the values still needed exist. The
-best mixture of forms, and each form used for all layers, are then costed as whole graphs, and the fastest is kept.
+A *form* is a way to compute a layer for all models. A *segment*, a layer that takes a form and the layers after it
+up to the next such layer, is costed by itself in every form, and so is every conversion of a value between layouts. The
+plan is then a shortest path along the segments; a state of the path is the layouts in which the values still needed
+exist. The best mixture of forms and each form used for all layers are costed as whole graphs; the fastest is kept.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def plans(
     search = _FormSearch(family, sharing, cost, ANYWHERE, slabs, family.batches, dynamic, align, progress)
     best = search.cheapest(weight_cap_bytes)
     best_bytes = sum(option.weight_bytes for option in best)
-    caps = [lightest_bytes + int(part * (best_bytes - lightest_bytes)) for part in between]
+    caps = [lightest_bytes + int(fraction * (best_bytes - lightest_bytes)) for fraction in between]
     caps = [cap for cap in (*caps, heaviest_bytes) if lightest_bytes <= cap < best_bytes]
     lighter = [mixture for cap in caps if (mixture := search.within(cap)) is not None]
     return search.contenders([best, *lighter], cost, weight_cap_bytes)
@@ -197,9 +198,10 @@ class _FormSearch:
         best = self._walk(0.0)
         if cap is None or best.weight_bytes <= cap:
             return best.options
+        # prices of a byte: at *high* first, the weights of the fastest options cost as much as their time
         low, high = 0.0, max(best.price, 1e-9) / max(1, best.weight_bytes)
         while (fitting := self._walk(high)).weight_bytes > cap:
-            if high > 1.0:
+            if high > 1.0:  # a second per byte: by this price, only the weights count
                 raise StitchError(
                     f"the weights take {fitting.weight_bytes} bytes at least, and {cap} are allowed; "
                     "allow more, or stitch the models in groups"
@@ -231,6 +233,7 @@ class _FormSearch:
             distinct.setdefault((*forms.items(), self._layers_in_slabs(mixture)), (name, mixture))
         named = list(distinct.values())
         graphs = [self._graph(options) for _, options in named]
+        # the first mixture, of index 0, is always compared
         fitting = [index for index, graph in enumerate(graphs) if not index or cap is None or graph.weight_bytes <= cap]
         self.progress(f"comparing {len(fitting)} whole graphs")
         times = dict(zip(fitting, cost.seconds([graphs[index] for index in fitting]), strict=True))
@@ -344,7 +347,7 @@ class _FormSearch:
             mixture = []
             for segment, options in zip(self.segments, self.options, strict=True):
                 same_form = [option for option in options if option.form == form or segment.formed is None]
-                mixture += same_form[:1]
+                mixture += same_form[:1]  # the faster of those with and without slabs
             if len(mixture) == len(self.segments):
                 uniform[form] = mixture
         return uniform

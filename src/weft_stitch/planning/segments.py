@@ -136,9 +136,8 @@ class Cutter:
         """The graph of *segment* in *form*, with its inputs in the layouts *reads*."""
         builder = Builder(f"{segment.name} in {form}")
         family = self._family
-        segment_family = Family(
-            family.nets, segment.layers, family.values, segment.inputs, dict.fromkeys(segment.outputs, ())
-        )
+        outputs = dict.fromkeys(segment.outputs, ())  # they are no ports of the models
+        segment_family = Family(family.nets, segment.layers, family.values, segment.inputs, outputs)
         room = self._room(builder, segment_family)
         for value in segment.inputs:
             self._add_input(room, value, reads[value])

@@ -52,7 +52,7 @@ class ProgramNode:
     """The module of the torch model that it comes from, if the exporter wrote that down."""
 
     @property
-    def where(self) -> str:
+    def label(self) -> str:
         """The name of the node in messages: its path from torch's older exporter, else its module."""
         return self.name if self.name.startswith("/") else self.module or self.name
 
@@ -132,7 +132,7 @@ class ModelProgram:
     outputs: tuple[str, ...]
     constants: Mapping[str, str]
     """Tensor that a node reads -> key of the constant in ``Constants``."""
-    turned: Mapping[str, str] = field(default_factory=dict)
+    transposed: Mapping[str, str] = field(default_factory=dict)
     """Tensor that is the transpose of a stored matrix -> the name of that matrix."""
     exits: tuple[str, ...] = ()
     """Outputs that are early exits, shallow to deep, the last one included; empty if the model has no exits."""

@@ -182,8 +182,8 @@ def _trials(module: StitchedModule, example: tuple[Tensor, ...]) -> list[Trial]:
 def _timing_key(layer: FusedConv, x: Tensor, residual: Tensor | None) -> Any:
     """A key that is equal for layers that take equally long in the same shape, so that one of them is timed."""
     packed = layer.packed
-    sizes = (packed.window, packed.inputs, packed.outputs, packed.unique, packed.narrow, packed.align, packed.by_table)
-    return (x.shape, x.dtype, residual is None, layer.rows, layer.activation, sizes)
+    sizes = (packed.window, packed.inputs, packed.outputs, packed.unique, packed.widest_rider, packed.align)
+    return (x.shape, x.dtype, residual is None, layer.rows, layer.activation, sizes, packed.by_table)
 
 
 def _compile_job(

@@ -174,7 +174,7 @@ class FusedConv(torch.nn.Module):
     @property
     def narrow(self) -> int:
         """Columns of the tiles' riders (see ``PackedLayer.tiles``), a power of two from 16; 0 if they are too wide."""
-        width = max(16, 1 << (self.packed.narrow - 1).bit_length()) if self.packed.narrow else 0
+        width = max(16, 1 << (self.packed.widest_rider - 1).bit_length()) if self.packed.widest_rider else 0
         return width if 2 * width <= self.shape.wide else 0
 
     def tables(self, positions: int, device: Any) -> tuple[Tensor, ...]:
