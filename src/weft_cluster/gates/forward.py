@@ -60,7 +60,7 @@ class Link:
     ) -> None:
         self.placed, self.target, self.place, self.key = placed, target, place, key
         self.machine = placed.name
-        self.shown = quote(self.machine)
+        self.header_name = quote(self.machine)
         """The machine's name, quoted for an HTTP header."""
         self.pool = Pool(target, connections)
         self.up = False
@@ -210,6 +210,7 @@ class Forward:
     """
 
     keep_bytes = sys.maxsize
+    """Bytes of an answer that the connection pool keeps: all."""
 
     __slots__ = (
         "_age", "_due", "_exchange", "_gate", "_hop", "_link", "_model", "_rank", "_replica", "_sent_ns", "_timer",
@@ -224,7 +225,10 @@ class Forward:
         due: RequestDue | None = None,
         rank: ClientRank = ANYONE,
     ) -> None:
-        """due: deadline of an inference; None for other requests. rank: priority that the client's API key gives."""
+        """due: deadline of an inference; None for other requests. rank: priority that the client's API key gives.
+
+        _age: nanoseconds that the request had spent elsewhere before it came here. _hop: its telemetry span.
+        """
         self._gate, self._exchange, self._model, self._due = gate, exchange, model, due
         self._age, self._rank = age_of(exchange.headers) or 0, rank
         self._hop = gate.telemetry.passes(model, exchange.headers.get(PARENT, ""))
@@ -245,7 +249,7 @@ class Forward:
     def _start(self) -> None:
         """Send the request, and start its timeout if it has a strict deadline. RequestError if it is refused."""
         gate, now = self._gate, time.monotonic_ns()
-        if self._strict and self._due and gate.board.hopeless(self._model, self._due.at, now):
+        if self._strict and self._due and gate.board.unmeetable(self._model, self._due.at, now):
             gate.counts["unmeetable"] += 1
             left_ms = (self._due.at - now) / 1e6
             message = f"{self._model}: its deadline cannot be met on any machine; {left_ms:.1f} ms are left"
@@ -297,7 +301,7 @@ class Forward:
         return request_bytes(link.target, method, path, key=link.key, head=head, body=exchange.body)
 
     def sent(self, number: int, now_s: float) -> None:
-        """Called when the request has been written. It was counted before, when it was given to the connection pool."""
+        """Do nothing when the request has been written: it was counted when the connection pool got it."""
 
     def answered(self, number: int, answer: Answer, now_s: float) -> None:
         """Pass the server's answer on to the client, or retry at another server."""
@@ -317,7 +321,7 @@ class Forward:
             log.error("%s at %s does not take this gate's key", link.machine, link.target.url)
             self._respond(refusal(Failed(f"{link.machine} does not take this gate's key; see the gate's log")))
             return
-        self._respond(_response(answer, link.shown))
+        self._respond(_response(answer, link.header_name))
 
     def broken(self, number: int, why: str, now_s: float) -> None:
         """Retry after the server or its connection was lost, or answer the client with 503."""

@@ -50,7 +50,7 @@ _CODES = {
 _HEAD_BYTES = "inference-header-content-length"
 
 
-class HttpWay(Protocol):
+class HttpGate(Protocol):
     """The part of a gate that takes requests over HTTP."""
 
     budget: ByteBudget
@@ -74,12 +74,13 @@ class _NoSuccess(RequestError):
 class GateGrpc:
     """The calls of ``GRPCInferenceService`` that a gate can answer, and gRPC's own health service."""
 
-    def __init__(self, way: HttpWay, most_bytes: int) -> None:
-        self._way, self._max_bytes = way, most_bytes
+    def __init__(self, gate: HttpGate, max_bytes: int) -> None:
+        """max_bytes: largest body of a request."""
+        self._gate, self._max_bytes = gate, max_bytes
         self._helpers = JsonHelpers()
-        """Processes that read large typed contents, which take long."""
+        """Processes that parse large typed contents."""
         options = [
-            ("grpc.max_receive_message_length", min(most_bytes, 2**31 - 1)),
+            ("grpc.max_receive_message_length", min(max_bytes, 2**31 - 1)),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
         ]
@@ -198,7 +199,7 @@ class GateGrpc:
         """
         target = parse_target(path.encode())
         assert target is not None  # names are quoted
-        passage = self._way.judge(method, target, headers)
+        passage = self._gate.judge(method, target, headers)
         if isinstance(passage, HttpResponse):
             return passage
         answer: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
@@ -206,12 +207,12 @@ class GateGrpc:
         exchange.passage = passage
         held_bytes = len(body) if len(body) > UNCOUNTED_BYTES else 0
         try:
-            self._way.budget.take(held_bytes)
+            self._gate.budget.take(held_bytes)
             try:
-                self._way.handle(exchange)
+                self._gate.handle(exchange)
                 return await answer
             finally:
-                self._way.budget.give(held_bytes)
+                self._gate.budget.give(held_bytes)
         finally:
             if on_client_left := exchange.end():  # the call was cancelled
                 on_client_left()
@@ -219,6 +220,7 @@ class GateGrpc:
 
 
 def _end_with(answer: asyncio.Future[HttpResponse], exchange: HttpExchange, response: HttpResponse) -> None:
+    """Give a response to the gRPC call that waits for *answer*."""
     exchange.end()
     if not answer.done():
         answer.set_result(response)
@@ -332,19 +334,20 @@ def _input_json(tensor: Any, raws: Any, pieces: list[bytes | memoryview], *, raw
     """
     head: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
     parameters = grpc_wire.parameters_of(tensor)
-    fields = tensor.contents.ListFields()
+    fields = tensor.contents.ListFields()  # (descriptor, values) of each field of typed contents; at most one is set
+    field, values = (fields[0][0].name, fields[0][1]) if fields else ("", ())
     if raw and "shared_memory_region" not in parameters:
         piece = next(raws, b"")
         parameters["binary_data_size"] = len(piece)
         pieces.append(piece)
-    elif fields and (fields[0][0].name, tensor.datatype) in _AS_BYTES:
-        piece = _AS_BYTES[fields[0][0].name, tensor.datatype](fields[0][1])
+    elif (field, tensor.datatype) in _AS_BYTES:
+        piece = _AS_BYTES[field, tensor.datatype](values)
         parameters["binary_data_size"] = len(piece)
         pieces.append(piece)
-    elif fields and fields[0][0].name == "bytes_contents":
+    elif field == "bytes_contents":
         raise BadRequest(f"input {tensor.name[:128]!r}: {tensor.datatype[:32]} does not go into bytes_contents")
     elif "shared_memory_region" not in parameters:
-        head["data"] = list(fields[0][1]) if fields else []
+        head["data"] = list(values)
     return head | ({"parameters": parameters} if parameters else {})
 
 

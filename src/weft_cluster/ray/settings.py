@@ -27,6 +27,7 @@ KEY_VARIABLE = "WEFT_CLUSTER_KEY"
 
 
 def _check_known(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a server or a gate. Raises ValueError, as pydantic requires, for an unknown one."""
     for key in settings:
         if key not in GROUP_OF:
             raise ValueError(unknown_name("setting", key, GROUP_OF))

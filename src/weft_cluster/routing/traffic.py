@@ -206,6 +206,7 @@ class FitFigure(NamedTuple):
     """A figure of the trace, and the same figure of the fitted traffic."""
 
     what: str
+    """Name of the figure."""
     trace: float
     traffic: float
 
