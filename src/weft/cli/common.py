@@ -56,7 +56,7 @@ def file_option(
 
     def check(context: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
         option = max(param.opts, key=len)
-        if option == "--json":
+        if option == "--json":  # tables must not be mixed into a result on standard output
             console.stderr = value == STANDARD_OUTPUT
         if value is not None and not context.resilient_parsing and (option, value) != ("--json", STANDARD_OUTPUT):
             if require is not None:
@@ -332,7 +332,7 @@ def _refuse_model(path: str) -> None:
         raise WorkloadError(f"{path} is a model, and a workload file (TOML) is wanted here; ask for it with {example}")
 
 
-def asked_workload(
+def requested_workload(
     path: str | None,
     streams: Sequence[str] | None,
     shapes: Sequence[str] | None = None,

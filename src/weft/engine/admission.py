@@ -60,7 +60,7 @@ class Admission:
             return Refusal("line_full", self.free_in(NO_DEADLINE, now))
         if not ticket.strict:
             return None
-        own_ticks = ticket.more + (0 if ticket.guessed else self._queues.whole(ticket.stream))
+        own_ticks = ticket.load_ticks + (0 if ticket.guessed else self._queues.whole(ticket.stream))
         ahead = self.free_in(ticket.due, now)
         if now + ahead + own_ticks > ticket.due:
             ahead = self.free_in(ticket.due, now, _Newcomer(self._policy, self._batcher.lone_candidate(ticket), now))

@@ -36,7 +36,7 @@ class Arrivals:
     end: closed streams send nothing from this tick on.
     strict: whether deadlines are strict (``Ticket.strict``).
     leaves: for each request, the number of layers after which it leaves; None for a stream without exits.
-    sure: for each request, its confidences, if a threshold decides at which exit it leaves; None otherwise.
+    confidences: for each request, its confidences, if a threshold decides at which exit it leaves; None otherwise.
     lines: the limit of the stream's own queue; None: only the limit of all queues together.
     """
 
@@ -48,12 +48,12 @@ class Arrivals:
         end: int,
         strict: bool = False,
         leaves: Sequence[Iterator[int] | None] | None = None,
-        sure: Sequence[Iterator[Confidences] | None] | None = None,
+        confidences: Sequence[Iterator[Confidences] | None] | None = None,
         lines: Sequence[WaitingLine | None] | None = None,
     ) -> None:
         self._terms, self._times, self._end, self._strict = terms, times, end, strict
         self._leaves = leaves or [None] * len(terms)
-        self._sure = sure or [None] * len(terms)
+        self._confidences = confidences or [None] * len(terms)
         self._lines = lines or [None] * len(terms)
         self._next = [next(source, NO_DEADLINE) for source in times]
         self._returning = [[0] * term.clients for term in terms]
@@ -137,18 +137,18 @@ class Arrivals:
         ]
 
     def _ticket(self, stream: int, arrival: int) -> Ticket:
-        term, leaves, sure = self._terms[stream], self._leaves[stream], self._sure[stream]
+        term, leaves, confidences = self._terms[stream], self._leaves[stream], self._confidences[stream]
         ticket = Ticket(stream, arrival, arrival + term.deadline, term.priority, self._strict)
         ticket.leaves = 0 if leaves is None else next(leaves)
-        ticket.sure = None if sure is None else next(sure)
+        ticket.confidences = None if confidences is None else next(confidences)
         ticket.line = self._lines[stream]
         return ticket
 
     def _leaves_at(self, ticket: Ticket, layer: int) -> bool:
         """Return whether a request leaves at the exit after *layer* layers."""
-        if ticket.sure is None:
+        if ticket.confidences is None:
             return ticket.leaves <= layer
-        return ticket.sure[layer] >= ticket.threshold
+        return ticket.confidences[layer] >= ticket.threshold
 
     def _answer(self, ticket: Ticket, end: int, now: int) -> None:
         """Record the end of a request, and schedule the next request of its client if the stream is closed.

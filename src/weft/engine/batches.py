@@ -213,7 +213,7 @@ class Batcher:
         share = None
         if self._shares:
             share = ShareUse(
-                queue.lately, NO_DEADLINE if now is None else self._latest_end(queue, batch, own_waiting, now)
+                queue.recent_share, NO_DEADLINE if now is None else self._latest_end(queue, batch, own_waiting, now)
             )
         return Candidate.of_batch(
             self._setting.programs[number], self._remaining[number], number, queue.stream, batch.query, arrival,

@@ -158,7 +158,7 @@ class Requests:
 
     def put(self, ticket: Ticket) -> None:
         """Put a request into its queue, and watch its deadline if that is strict."""
-        self.events.append(self.queues.put(ticket).came)
+        self.events.append(self.queues.put(ticket).arrival_event)
         if ticket.strict:
             self.deadlines.watch(ticket)
 
@@ -178,7 +178,7 @@ class Requests:
         busy = self.queues.busy()
         for queue in busy:
             if self._setting.shares:
-                queue.remember(now)
+                queue.update_share(now)
             if queue.waiting:
                 queue.deepest = max(queue.deepest, len(queue.waiting))
                 self._sort_out_waiting(queue, clock)
@@ -202,7 +202,7 @@ class Requests:
         queue = self.queues[candidate.stream]
         queue.served += max(candidate.fetch, candidate.compute)
         if self._setting.shares:
-            queue.remember(self._now, candidate.compute)
+            queue.update_share(self._now, candidate.compute)
         if queue.steered and candidate.layer == 0:
             self._steer(queue.steered, queue.terms, batch.members)
         return batch

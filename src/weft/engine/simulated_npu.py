@@ -57,4 +57,7 @@ class SimulatedNpu:
 
     def rests(self) -> list[tuple[Candidate, int]]:
         """Return the last issued layer, with the ticks until the array has computed all issued layers."""
-        return [(self.log[-1][0], max(0, self._state.array_free - self.now()))] if self.log else []
+        if not self.log:
+            return []
+        last_layer, _ = self.log[-1]
+        return [(last_layer, max(0, self._state.array_free - self.now()))]

@@ -1,7 +1,8 @@
 """The choice of the next head by every policy that has a compiled loop: twins of ``weft.engine.policies``.
 
 A head is a layer that could be issued next, a row of ``LoopHeads.table``; *count* is the number of heads. The rules by
-which policies compare heads are in ``rules``. Each function here becomes part of the loop.
+which policies compare heads are in ``rules``. Each function here becomes part of the loop, whose arrays *models*,
+*terms*, *rules*, *state* and *heads* are those of ``request_state``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from weft.kernels import request_state as k
 from weft.kernels import rules as rule_functions
 from weft.kernels.buffer import on_chip, prefetchable
 from weft.kernels.compiling import called, inlined, shared
-from weft.kernels.greedy import goes_on, idle, weave_key
+from weft.kernels.greedy import helps_starved, idle, weave_key
 
 resumes = inlined(rule_functions.resumes)
 fifo_key = inlined(rule_functions.fifo_key)
@@ -259,8 +260,8 @@ def compute_on_chip(models, rules, state, table, count):
 def _least_idle(models, rules, state, table, count):
     """Layerweaver: return the head that causes the least idle time.
 
-    If all heads let the same resource wait, only the heads that help that resource count (``rules.goes_on``), as long
-    as there are any.
+    If all heads let the same resource wait, only the heads that help that resource count (``rules.helps_starved``), as
+    long as there are any.
     """
     clocks, best = state.clocks, -1
     array, fetched, highest = clocks[k.ARRAY], clocks[k.FETCHED], state.peak[clocks[k.ISSUES]]
@@ -270,7 +271,9 @@ def _least_idle(models, rules, state, table, count):
         for i in range(count):
             if not table[i, k.MAY_GO]:
                 continue
-            if not goes_on(wants_weights, wants_space, models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 1):
+            if not helps_starved(
+                wants_weights, wants_space, models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 1
+            ):
                 continue
             layer, end = table[i, k.HEAD_LAYER], table[i, k.ON_CHIP]
             size, busy = models.layers[layer, k.FETCH], models.layers[layer, k.COMPUTE]

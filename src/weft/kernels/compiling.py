@@ -148,7 +148,7 @@ def _without_owner(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 @intrinsic
 def _drop_owner(typing: Any, arrays: Any) -> tuple[Any, Any]:
-    """The numba intrinsic behind ``borrowed``: its signature, and the function that generates its code."""
+    """Return the signature of ``borrowed`` for the numba type *arrays*, and the function that generates its code."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _without_owner(context, builder, arrays, arguments[0])

@@ -20,7 +20,7 @@ Bools = npt.NDArray[np.bool_]
 
 idle = inlined(rules.idle)
 weave_key = inlined(rules.weave_key)
-goes_on = inlined(rules.goes_on)
+helps_starved = inlined(rules.helps_starved)
 
 
 def weave_greedy(
@@ -91,13 +91,13 @@ def _least_idle(before, peak, clocks, heads, held, compute_bound, buffer, larges
     """Return the candidate with the least idle time, when it is on chip, and whether all starve the array or channel.
 
     wants_weights, wants_space: whether all candidates were found to let the array, or the channel, wait; then only
-    streams that help that resource count (``rules.goes_on``). The candidate is -1 if no stream counts.
+    streams that help that resource count (``rules.helps_starved``). The candidate is -1 if no stream counts.
     """
     _, sizes, busies, pointers = heads
     best, best_end, best_key = -1, 0, (0, 0)
     all_weights = all_space = True
     for stream in range(len(sizes)):
-        if held[stream] or not goes_on(wants_weights, wants_space, compute_bound[stream]):
+        if held[stream] or not helps_starved(wants_weights, wants_space, compute_bound[stream]):
             continue
         end, pointers[stream], key, for_weights, for_space = priced(
             before, peak, pointers[stream], clocks, sizes[stream], busies[stream], buffer, largest
@@ -149,7 +149,7 @@ def _weave_two(fetch, compute, offsets, compute_bound, issues, buffer, work, cho
             wants_weights = for_weights_a > 0 and for_weights_b > 0
             wants_space = for_space_a > 0 and for_space_b > 0
             if wants_weights or wants_space:
-                takes_b = goes_on(wants_weights, wants_space, compute_bound_b)
+                takes_b = helps_starved(wants_weights, wants_space, compute_bound_b)
         if takes_b:
             size, busy, channel = fetch_b, compute_b, end_b
             at_b += 1

@@ -1,7 +1,8 @@
 """Batches that shrink at exits and are refilled, in the compiled loop over requests: one stream on one lane.
 
 Twins of the policies that derive from ``policies.refilling``. Times are ticks; only the costs of ``top-up`` are floats,
-added up in the same order as there, so that rounding does not change a choice.
+added up in the same order as there, so that rounding does not change a choice. *models*, *terms*, *rules*, *state* and
+*log* are the arrays of ``request_state``; row 0 of *terms* is the only stream.
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ from weft.kernels.compiling import borrowed, loop
 
 Ints = npt.NDArray[np.int64]
 
+COMPUTE_END = 3
+"""Column of *times* with the end of each compute."""
+
 
 def replay(
     fetch: Ints, compute: Ints, offsets: Ints, buffer: int, chosen: Ints, times: Ints, *, in_step: bool = False

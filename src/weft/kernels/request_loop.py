@@ -4,7 +4,7 @@ One loop: account for ended layers, drop overdue requests, admit arrivals, list 
 next), choose a head, issue it. All state lives in the arrays of ``LoopState``, so a run is fed its arrivals block by
 block and its memory does not grow. The device is a parameter: on an NPU, layers are computed in the order of issue and
 one pointer into the columns of ``buffer`` serves all heads; on a host (``host_lanes``), a lane computes a segment at a
-time.
+time. Parameters are the arrays of ``request_state`` (*terms*: (streams, TERMS)); its constants number their columns.
 """
 
 from __future__ import annotations
@@ -397,7 +397,7 @@ def _issue(models, rules, state, log, stream, place, layer_row):
     end, _ = on_chip(before, peak, pointer, peak[n], clocks[k.CHANNEL], size, x)
     array, fetched, n = issued(before, peak, n, clocks[k.ARRAY], end, clocks[k.FETCHED], size, busy)
     if clocks[k.LOGGED] < len(log.issues):
-        row = log.issues[clocks[k.LOGGED]]
+        row = log.issues[clocks[k.LOGGED]]  # the columns are in ``LoopLog``
         row[0], row[1], row[2], row[3] = stream, job[k.QUERY], job[k.LAYER] - 1, job[k.PROGRAM]
         row[4], row[5], row[6], row[7] = clocks[k.CHANNEL], end, array - busy, array
         clocks[k.LOGGED] += 1

@@ -82,9 +82,7 @@ def _pieces(lanes: float, columns: float, t_c: float) -> float:
     a, b = columns, t_c  # Euclid: a becomes their greatest common divisor
     while b > 0:
         a, b = b, a % b
-    common_end = (
-        columns / a * t_c
-    )  # the least common multiple: the end of a lane and of a pass is there one cut, not two
+    common_end = columns / a * t_c  # least common multiple: there, the ends of a lane and of a pass are one cut
     return float(np.ceil(lanes * columns / t_c) + lanes - np.ceil(lanes * columns / common_end))
 
 

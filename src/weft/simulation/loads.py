@@ -115,7 +115,7 @@ def sustain(
     """
     base = workload if isinstance(workload, Workload) else read_workload(workload)
     mixes = tuple(ratios) if ratios is not None else (None,)
-    loads = check_asked(base, policies, ratios, late)
+    loads = check_request(base, policies, ratios, late)
     if processes < 1:
         raise InputError(f"processes = {processes} must be at least 1")
     machine = searchable(load_device(device or base.device) if isinstance(device, str | None) else device)
@@ -130,7 +130,7 @@ def sustain(
     return SustainedLoads(machine.name, limit, mixes, tuple(names), tuple(questions), tuple(answers), settings)
 
 
-def check_asked(
+def check_request(
     base: Workload, policies: str | Sequence[str], ratios: Sequence[Ratio] | None, late: str
 ) -> list[Workload]:
     """Return the workload at each ratio; InputError for unknown policies or late rules, or ratios that do not fit.
@@ -191,7 +191,11 @@ def _table(loads: SustainedLoads) -> ResultTable:
     where = f"{loads.device}, {loads.settings}" if loads.settings else loads.device
     title = f"{models} on {where}: largest load with at most {loads.limit:.1%} of deadlines missed"
     return ResultTable(
-        title, ("ratio", "policy", "requests/s", *columns, "first miss at", ""), tuple(rows), 2, _notes(loads, on_host)
+        title,
+        ("ratio", "policy", "requests/s", *columns, "first miss at", ""),
+        tuple(rows),
+        left=2,
+        notes=_notes(loads, on_host),
     )
 
 

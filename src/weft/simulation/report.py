@@ -86,9 +86,10 @@ def report(
     fixed_mix: queries of each stream, if the user asked for a mix. band: the fairness rule of the run, for ``max_lag``.
     """
     demands = [demand_of(program, setting.buffer) for program in setting.uncut]
-    dual = mix_prices(demands, fixed_mix) if fixed_mix else prices(demands)
+    bound_prices = mix_prices(demands, fixed_mix) if fixed_mix else prices(demands)
     streams = tuple(
-        _stream(trace, index, demand, dual, clock, setting.programs[index]) for index, demand in enumerate(demands)
+        _stream(trace, index, demand, bound_prices, clock, setting.programs[index])
+        for index, demand in enumerate(demands)
     )
     makespan = trace.makespan_s
     stp = sum(stream.progress * stream.standalone_s for stream in streams) / makespan
@@ -99,8 +100,8 @@ def report(
         device=str(trace.settings.get("device", "")),
         policy=str(trace.settings.get("policy", "")),
         stp=stp,
-        bound_stp=dual.bound,
-        fraction_of_bound=stp / dual.bound,
+        bound_stp=bound_prices.bound,
+        fraction_of_bound=stp / bound_prices.bound,
         antt=None if starved else sum(slowdowns) / len(slowdowns),
         max_slowdown=None if starved else max(worst),
         pe_utilisation=float((trace.compute_end_s - trace.compute_start_s).sum()) / makespan,
@@ -114,9 +115,9 @@ def report(
 
 
 def _stream(
-    trace: Trace, index: int, demand: QueryDemand, dual: Prices, clock: Clock, program: Program
+    trace: Trace, index: int, demand: QueryDemand, bound_prices: Prices, clock: Clock, program: Program
 ) -> StreamReport:
-    """Compute the report of the stream with number *index*; *dual*: prices that value an unfinished query."""
+    """Compute the report of the stream with number *index*; *bound_prices*: prices that value an unfinished query."""
     issues = trace.stream == index
     issued = int(issues.sum())
     completed = issued // len(program)
@@ -127,7 +128,7 @@ def _stream(
     return StreamReport(
         model=trace.streams[index],
         queries=completed,
-        progress=dual.queries(program, issued),
+        progress=bound_prices.queries(program, issued),
         standalone_s=alone_s,
         mean_latency_s=mean,
         max_latency_s=float(latencies.max()) if completed else None,

@@ -122,7 +122,7 @@ class RoutingBoard:
             self.estimates[place] = Estimate(up=up, in_flight=before.in_flight)
 
     def _update_shares(self) -> None:
-        """Set ``Replica.cumulative_share``, the cumulative share of requests; servers of one machine have equal parts."""
+        """Set ``Replica.cumulative_share``; servers of one machine have equal parts of its share."""
         copies = [machine.name for machine in self._machines.values()]
         for model, replicas in self._replicas.items():
             weights = []
@@ -140,8 +140,8 @@ class RoutingBoard:
     def choose(self, model: str, now: int, excluded: int | None = None, due: int | None = None) -> RouteChoice | None:
         """Choose a server for a request; None if none takes requests for the model.
 
-        now, due: time and deadline in ns. excluded: place of a server to leave out. If there is a deadline, a server without
-        a recent report may be chosen, so that its estimate is refreshed.
+        now, due: time and deadline in ns. excluded: place of a server to leave out. If there is a deadline, a server
+        without a recent report may be chosen, so that its estimate is refreshed.
         """
         estimates = self.estimates
         replicas = [

@@ -297,10 +297,10 @@ def _expected_answer(tables, cluster, gate, stream, now):
 
 @part
 def _pick_earliest(tables, cluster, reports, first, count, gate, turn, now):
-    """Return the index, among *count* replicas of a model, of the one that would answer first; of equals the next one.
+    """Return the index, among *count* replicas of a model, of the one that would answer first; of equals the next.
 
-    reports: (machines, 4), the newest ones. first: the model's first entry in ``ClusterTables.stream``. turn: the number
-    of the model's requests before this.
+    reports: (machines, 4), the newest. first: the model's first entry in ``ClusterTables.stream``. turn: the number of
+    the model's requests before this.
     """
     best, earliest = turn % count, k.NONE
     for step in range(count):
@@ -392,7 +392,8 @@ def _sort_by_stream(tables, requests, first, last):
 def _serve_machine(machine, until, models, terms, base, state, log, heads, tables, requests, no_more):
     """Let a machine serve until a time; return False if its buffers were too small to get there.
 
-    base: the rules that all machines share. heads: scratch space of ``serve_until``. no_more: False for every stream, as all arrivals are known.
+    base: the rules that all machines share. heads: scratch space of ``serve_until``. no_more: False for every stream:
+    all arrivals are known.
     """
     a, b = tables.begin[machine], tables.begin[machine + 1]  # the machine's streams
     clocks = state.clocks[machine]

@@ -117,8 +117,8 @@ class Pieces(NamedTuple):
     """A request in weft's simulator: equal segments that use a compute array and a memory channel, in ticks.
 
     A machine with partial overlap is simulated as one whose channel and array overlap fully: the time that it does not
-    hide is added to both, as in the two loads of ``PlacingProblem.model_loads``, so the simulated machine is full exactly when
-    the real one is. The simulated deadline is the time alone in the simulation plus the slack on the real machine.
+    hide is added to both, as in ``PlacingProblem.model_loads``, so the simulated machine is full exactly when the real
+    one is. The simulated deadline is the time alone in the simulation plus the slack on the real machine.
     """
 
     segments: int

@@ -120,7 +120,7 @@ def machine_case(
         Terms(programs=number, deadline=due, max_batch=1, timeout=0, priority=1) for number, due in enumerate(dues)
     )
     alone_s = tuple(demand.needs[kind].alone_s for demand in shares)
-    return Case(workload, _device(), CLOCK, setting, setting, terms, alone_s)
+    return Case(workload, _device(), CLOCK, setting, at_exits=setting, terms=terms, alone_s=alone_s)
 
 
 GOALS = 4

@@ -2,8 +2,8 @@
 
 A machine with compute time C, channel time M and other time O, and a share e of the ideal overlap, is busy max(C, M) +
 (1 - e) min(C, M) + O of the time. That is below a cap exactly where C + (1 - e) M + O and M + (1 - e) C + O are, which
-are sums over models. So every model has two loads per kind (``model_loads``); the limits of a machine are these two, its
-memory, and which models may share it.
+are sums over models. So every model has two loads per kind (``model_loads``); the limits of a machine are these two,
+its memory, and which models may share it.
 
 A model that fits nowhere is refused here, in one line that says what it would need.
 """

@@ -39,7 +39,9 @@ class ProductGroup(NamedTuple):
 
     mode: Mode
     products: Floats
+    """As ``tiled.products`` returns them."""
     occurrences: Floats
+    """(products)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,6 +205,7 @@ def _all_times(
     models: Sequence[Model], template: TiledNpu, tile: TileSizes, max_batch: int, progress: Progress | None
 ) -> Floats:
     """Seconds of one pass by model, batch size - 1 and design; each design at its best PE shape."""
+    # (designs, PE shapes, 3): the tile sizes of each shape.
     shapes = stackable_shapes(tile) if template.stackable else np.stack(tile, axis=-1)[:, None]
     times = np.zeros((len(models), max_batch, len(shapes)))
     chunks = [slice(start, start + CHUNK) for start in range(0, len(shapes), CHUNK)]

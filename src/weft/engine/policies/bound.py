@@ -93,7 +93,8 @@ def alone_ticks(program: Program, buffer: int) -> float:
 
     Measured between two completions, the earlier one late enough that the buffer has filled.
     """
-    from weft.kernels.replay import replay  # imported here: a server imports all policies but must not compile kernels
+    # imported here: a server imports all policies but must not compile kernels
+    from weft.kernels.replay import COMPUTE_END, replay
 
     layers = len(program)
     settle = 4 + -(-buffer // max(1, program.total_fetch))
@@ -108,7 +109,7 @@ def alone_ticks(program: Program, buffer: int) -> float:
         np.zeros(queries * layers, np.int64),
         times,
     )
-    ends = times[layers - 1 :: layers, 3]
+    ends = times[layers - 1 :: layers, COMPUTE_END]  # of the last layer of each query
     return float(ends[-1] - ends[settle - 1]) / (queries - settle)
 
 

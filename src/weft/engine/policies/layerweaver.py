@@ -75,7 +75,7 @@ class Layerweaver(Policy):
         """Return the idle time of every candidate, or only of the candidates that help a starved resource.
 
         If every candidate lets the array wait, those of compute-bound models help; if every candidate lets the channel
-        wait, those of memory-bound models (``rules.goes_on``).
+        wait, those of memory-bound models (``rules.helps_starved``).
         """
         largest = max(program.largest_fetch for program in self.setting.programs)
         costs = [idle_of(candidate, view.device, self.setting.buffer, largest) for candidate in view.candidates]
@@ -84,7 +84,9 @@ class Layerweaver(Policy):
     def _keep_unstarved(self, costs: list[Idle]) -> list[Idle]:
         wants_weights = all(idle.compute > 0 for idle in costs)
         wants_space = all(idle.memory > 0 for idle in costs)
-        return [idle for idle in costs if rules.goes_on(wants_weights, wants_space, self._compute_bound(idle))] or costs
+        return [
+            idle for idle in costs if rules.helps_starved(wants_weights, wants_space, self._compute_bound(idle))
+        ] or costs
 
     def _compute_bound(self, idle: Idle) -> bool:
         return self.setting.programs[idle.candidate.program].compute_bound

@@ -121,7 +121,7 @@ class Punctual(Policy):
             heappush(dearest, (not plan.yields, -plan.cost, place))
             planned_end += plan.need
             while planned_end > plan.due and dearest:
-                worst = heappop(dearest)[2]
+                _, _, worst = heappop(dearest)
                 left_out.add(worst)
                 planned_end -= plans[worst].need
         return [plan for place, plan in enumerate(plans) if place not in left_out]

@@ -162,13 +162,15 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
     apart = host.ahead > 0  # lanes that take segments ahead are devices of their own
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=host.lanes, ahead=host.ahead, apart=apart)
     on_shares = replace(setting, lanes=1, apart=False, shares=host.gpu.shares(kinds)) if host.gpu else None
-    return Case(workload, host, clock, setting, setting, tuple(terms), tuple(alone), on_shares)
+    return Case(
+        workload, host, clock, setting, at_exits=setting, terms=tuple(terms), alone_s=tuple(alone), on_shares=on_shares
+    )
 
 
 def slowdown_beside_others(lanes: Lanes, kind: int) -> float:
     """Return the factor by which work of a kind slows down while all other lanes run one kind, averaged over kinds."""
     kinds = range(len(lanes.losses)) if len(lanes) > 1 else ()
-    speeds = [lanes.speeds([kind, *[other] * (len(lanes) - 1)])[0] for other in kinds]
+    speeds = [lanes.speeds([kind, *[other] * (len(lanes) - 1)])[0] for other in kinds]  # of the first lane
     return len(speeds) / sum(speeds) if speeds else 1.0
 
 
@@ -233,7 +235,7 @@ def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
         programs += lowered
     check_activations(npu, peaks)
     setting = Setting(tuple(programs), clock.buffer, UNBOUNDED_ROUNDS)
-    return Case(workload, npu, clock, setting, setting, tuple(terms), tuple(alone))
+    return Case(workload, npu, clock, setting, at_exits=setting, terms=tuple(terms), alone_s=tuple(alone))
 
 
 def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
@@ -264,8 +266,8 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
                     )
                 )
     alone = tuple(at_exits[term.programs].total_work * clock.tick_s for term in terms)
-    settings = [Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS) for programs in (layered, at_exits)]
-    return Case(workload, device, clock, settings[0], settings[1], tuple(terms), alone)
+    by_layer, by_exit = (Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS) for programs in (layered, at_exits))
+    return Case(workload, device, clock, by_layer, by_exit, tuple(terms), alone)
 
 
 def estimates(policy: Policy) -> list[Sequence[int]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.devices import Host, Npu
 from weft.devices.decoupled import LayerTimes
-from weft.engine.arrivals import Arrivals
+from weft.engine.arrivals import DROPPED, Arrivals
 from weft.engine.for_requests import RequestExecutor, request_engine
 from weft.engine.policies import Policy, Setting
 from weft.engine.policies.base import Candidate
@@ -57,7 +57,7 @@ def serve(
         end=case.clock.ticks(case.workload.duration_s),
         strict=late == "drop",
         leaves=[None if (blocks := case.leaves(i, setting, seed)) is None else _flatten(blocks) for i in streams],
-        sure=[case.confidences(index, setting, seed) for index in streams],
+        confidences=[case.confidences(index, setting, seed) for index in streams],
     )
     engine, source = request_engine(policy, feed, executor, estimates(policy), late=late)
     for index, term in enumerate(case.terms):
@@ -149,7 +149,7 @@ def _count_requests(
         row[k.ARRIVED] += 1
         if end < 0:
             row[k.VIOLATED] += 1
-            row[k.DROPPED if end == -1 else k.REFUSED] += 1
+            row[k.DROPPED if end == DROPPED else k.REFUSED] += 1
             continue
         latency = end - arrival + next(overheads[stream])
         row[k.COMPLETED] += 1
