@@ -273,7 +273,7 @@ class SimulatedHost:
         self._set_segment_speeds()
 
     def _draw_segment(self, candidate: Candidate) -> _Segment:
-        """Return a segment with its actual duration: drawn by the crowd, else the expected one."""
+        """Return a segment with its actual duration: drawn by ``Crowd.work_of``, else the expected one."""
         if self._crowd is None:
             return _Segment(candidate, 0, candidate.compute)
         work = self._crowd.work_of(candidate)

@@ -49,7 +49,7 @@ def weave_greedy(
 
 @loop
 def _weave(fetch, compute, offsets, compute_bound, issues, heads, held, band, buffer, work, chosen):
-    """The loop for any number of streams.
+    """The loop of ``weave_greedy`` for any number of streams, with its parameters.
 
     heads: for each stream its position among all layers, fetch and compute ticks of the layer there, and its pointer
     into the columns *issues*. held: scratch space, the streams that the band holds back.
@@ -126,7 +126,7 @@ def priced(before, peak, pointer, clocks, size, busy, buffer, largest):
 
 @loop
 def _weave_two(fetch, compute, offsets, compute_bound, issues, buffer, work, chosen):
-    """The loop for two streams, a and b, whose state fits into local variables."""
+    """The loop of ``weave_greedy`` for two streams, a and b, whose state fits into local variables."""
     largest = fetch.max()
     fetch, compute, issues, chosen = borrowed((fetch, compute, issues, chosen))
     before, peak = issues[0], issues[1]

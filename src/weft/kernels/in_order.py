@@ -40,8 +40,11 @@ def order_queries(
 
 @loop
 def _order(ticks, offsets, factors, divisor, heads, band, work, chosen):
-    """The loop. heads: for each stream its position among all layers, its last issue or -1, whether the band holds it
-    back, and its completed queries."""
+    """The loop of ``order_queries``, with its parameters.
+
+    heads: for each stream its position among all layers, its last issue or -1, whether the band holds it back, and its
+    completed queries.
+    """
     ticks, offsets, factors, heads, chosen = borrowed((ticks, offsets, factors, heads, chosen))
     position, last_issued, held, completed_queries = heads
     issued_work = n = 0

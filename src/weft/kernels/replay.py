@@ -28,7 +28,7 @@ def replay(
 
 @loop
 def _replay(fetch, compute, offsets, buffer, position, issues, chosen, in_step, times):
-    """The loop. issues: the columns of ``buffer``. position: scratch space, the next layer of each stream."""
+    """The loop of ``replay``, with its parameters. issues: the columns of ``buffer``. position: next layer by stream."""
     fetch, compute, offsets, position, issues, chosen, times = borrowed(
         (fetch, compute, offsets, position, issues, chosen, times)
     )

@@ -85,7 +85,7 @@ def weave_rollout(
 
 @loop
 def _weave(streams, rules, front, play, issues, plans, commit, work, quota, queries, chosen):
-    """The loop. issues: the columns of ``buffer``. queries: the completed queries of each stream.
+    """The loop of ``weave_rollout``, with its parameters. issues: the columns of ``buffer``. queries: the completed queries of each stream.
 
     plans: (2, horizon), the streams of a play and of the best one so far. play: scratch space.
     """

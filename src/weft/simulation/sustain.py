@@ -89,7 +89,7 @@ class Sustained:
 
 
 def sustain(question: Question, device: Device | None = None) -> Sustained:
-    """Search for the largest sustained load."""
+    """Search for the largest sustained load; *device*: None: that of the workload."""
     case = prepared(question.workload, device or load_device(question.workload.device))
     on_host = isinstance(case.device, Host)
     missed_by_factor: dict[float, list[float]] = {}

@@ -49,7 +49,7 @@ class GateThread:
             raise
 
     def listen(self) -> int:
-        """Listen for clients after ``begin``; return the port."""
+        """Listen for clients after ``begin``; return the port. The thread is ended if that fails."""
         try:
             return self.call(self._listen())
         except BaseException:

@@ -46,7 +46,7 @@ def reshare(filling: Filling) -> tuple[Filling, list[Piece]]:
         programme.serve_once()
         if not programme.solved():
             break
-        filling = programme.filling(1.0)
+        filling = programme.filling(times=1.0)
         previous, unserved = unserved, _unserved_pieces(filling)
         if not unserved or _total_share(unserved) > (1 - PROGRESS) * _total_share(previous):
             break

@@ -57,7 +57,11 @@ ENDING_S = 180.0
 
 
 class _Heartbeats:
-    """Heartbeats of a server or a gate to the registry; *refused* is the count that a gate sends with them."""
+    """Heartbeats of a server or a gate to the registry, the actor ``ServiceRegistry``.
+
+    url: of the server or gate. machine: that of a server; None for a gate. refused: returns the count of refused
+    requests by model, which a gate sends with them.
+    """
 
     def __init__(
         self,

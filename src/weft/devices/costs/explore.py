@@ -167,6 +167,7 @@ def design_points(platform: Board, *, element_bits: int = 16, even: bool = True)
     pe_counts_by_width = [np.arange(1.0, platform.dsps // t_p + 1) for t_p in range(1, platform.dsps + 1)]
     t_p = np.repeat(np.arange(1.0, platform.dsps + 1), [len(pe_counts) for pe_counts in pe_counts_by_width])
     t_c = np.concatenate(pe_counts_by_width)
+    # The largest T_R of the double-buffered tiles (``TiledNpu.bram_bits``).
     t_r = np.floor((platform.bram_bits // (2 * element_bits) - t_p * t_c) / (t_p + t_c))
     if even:
         t_r -= t_r % 2

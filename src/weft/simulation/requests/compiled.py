@@ -99,6 +99,7 @@ def compile_loop() -> None:
     """Compile the loop now, unless it is in the cache on disk."""
     if request_loop.is_compiled():
         return
+    # A run of a microsecond: calling the loop compiles it.
     model = HostModel(segments=("all",), times_s={1: (1e-3,)})
     stream = Stream(model="any", rate=1, deadline_ms=10)
     workload = Workload(stream=(stream,), duration_s=1e-6, warmup_s=0.0)
