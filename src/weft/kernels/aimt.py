@@ -42,7 +42,8 @@ def weave_aimt(
 def _weave(fetch, compute, offsets, heads, band, issues, compute_ends, buffer, thresholds, work, chosen):
     """The loop of ``weave_aimt``, with its parameters.
 
-    heads: for each stream its position among all layers, its last issue or -1, whether it is held back. issues: the columns of ``buffer``. compute_ends: scratch space, when the array ends each issue.
+    heads: for each stream its position among all layers, its last issue or -1, whether it is held back. issues: the
+    columns of ``buffer``. compute_ends: scratch space, when the array ends each issue.
     """
     fetch, compute, offsets, heads = borrowed((fetch, compute, offsets, heads))
     issues, compute_ends, chosen = borrowed((issues, compute_ends, chosen))

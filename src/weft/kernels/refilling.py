@@ -117,7 +117,7 @@ def _lazy(models, terms, state, now, room):
     for place in range(state.streams[0, k.PLACES]):
         job = state.jobs[0, place]
         if job[k.USED]:
-            need += job[k.SIZE] * _rest(models, terms, 1, job[k.LAYER])
+            need += job[k.SIZE] * _rest(models, terms, 1, job[k.LAYER])  # one by one: at batch size 1
             due = min(due, job[k.BATCH_DUE])
     for size in range(room, 0, -1):
         if slack(due, now, need + size * _rest(models, terms, 1, 0), 100) >= 0:

@@ -28,7 +28,7 @@ def replay(
 
 @loop
 def _replay(fetch, compute, offsets, buffer, position, issues, chosen, in_step, times):
-    """The loop of ``replay``, with its parameters. issues: the columns of ``buffer``. position: next layer by stream."""
+    """The loop of ``replay``, with its parameters. issues: the columns of ``buffer``. position: next layers."""
     fetch, compute, offsets, position, issues, chosen, times = borrowed(
         (fetch, compute, offsets, position, issues, chosen, times)
     )

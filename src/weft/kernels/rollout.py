@@ -85,9 +85,9 @@ def weave_rollout(
 
 @loop
 def _weave(streams, rules, front, play, issues, plans, commit, work, quota, queries, chosen):
-    """The loop of ``weave_rollout``, with its parameters. issues: the columns of ``buffer``. queries: the completed queries of each stream.
+    """The loop of ``weave_rollout``, with its parameters.
 
-    plans: (2, horizon), the streams of a play and of the best one so far. play: scratch space.
+    issues: the columns of ``buffer``. queries: the completed queries of each stream. front: the next layers. plans: (2, horizon), the streams of a play and of the best one so far. play: scratch space.
     """
     streams, front, play, issues = borrowed((streams, front, play, issues))
     plans, quota, queries, chosen = borrowed((plans, quota, queries, chosen))

@@ -27,6 +27,7 @@ class GateThread:
     """
 
     def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = USUAL_SETTINGS) -> None:
+        """Prepare a gate; the parameters are those of ``Gate``."""
         self._settings = tuple(models), settings
         self._face = face
         self._loop = (fastest_loop() or asyncio.new_event_loop)()

@@ -221,7 +221,7 @@ def _objective_value(filling: Filling, before: Placement, judge: OnTimeJudge | N
     if before.objective == "attainment" and judge is not None:
         return float(served * judge.attainment(filling, used))
     busiest = float((filling.loads.max(axis=1) / problem.cap[problem.kind_of]).max())
-    return 1 / busiest if served > 1 - 1e-6 else 0.0
+    return 1 / busiest if served > 1 - 1e-6 else 0.0  # the multiple of the rates that fills the busiest machine
 
 
 def adapted(problem: PlacingProblem, before: Placement, hysteresis: float = HYSTERESIS) -> Filling:

@@ -132,12 +132,12 @@ def _by_rules(machines: Sequence[ClusterMachine], demands: Sequence[Demand]) -> 
 
 def check_each_fits(problem: PlacingProblem) -> None:
     """Raise PlacingError if a model may be on no machine, or on too few for its replicas."""
-    choices = problem.allowed.sum(axis=0)
+    machine_counts = problem.allowed.sum(axis=0)  # by model: how many machines may have it
     for number, demand in enumerate(problem.demands):
-        if choices[number] == 0:
+        if machine_counts[number] == 0:
             raise PlacingError(_why_nowhere(problem, number))
         zones = np.unique(problem.zone_of[problem.allowed[:, number]])
-        places = len(zones) if demand.apart == "zone" else int(choices[number])
+        places = len(zones) if demand.apart == "zone" else int(machine_counts[number])
         if places < demand.replicas:
             raise PlacingError(
                 f"{demand.model}: {demand.replicas} replicas need as many {demand.apart}s that can run it, there are "

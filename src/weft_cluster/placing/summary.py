@@ -83,7 +83,7 @@ def _find_limit(filling: Filling, machine: int) -> tuple[Limit, int]:
     """The resource with the least left on a machine, and the number of the model that uses most of it."""
     problem, shares, kind = filling.problem, filling.shares[machine], int(filling.problem.kind_of[machine])
     models, model_shares = list(shares), np.array(list(shares.values()))
-    uses_by_model: dict[Limit, list[float]] = {  # by model, as parts of the machine's cap or memory
+    uses_by_model: dict[Limit, list[float]] = {  # by model, as parts of the cap on the two loads, or of the memory
         "compute": (model_shares * problem.model_loads[kind, 0, models] / problem.cap[kind]).tolist(),
         "bandwidth": (model_shares * problem.model_loads[kind, 1, models] / problem.cap[kind]).tolist(),
         "memory": (problem.bytes[kind, models] / problem.room_bytes[kind]).tolist(),

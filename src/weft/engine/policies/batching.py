@@ -68,4 +68,4 @@ class LazyBatching(Refilling):
         """Return the ticks to spare until the first deadline if *newcomers* begins and all requests run one by one."""
         batches = (newcomers, *batches)
         need = sum([batch.size * self.rest(batch, batch.layer, 1) for batch in batches])
-        return rules.slack(min([batch.deadline for batch in batches]), now, need, 100)
+        return rules.slack(min([batch.deadline for batch in batches]), now, need, percent=100)

@@ -149,7 +149,7 @@ def best_mix(demands: Sequence[QueryDemand]) -> tuple[float, ...]:
     least = [least_share(len(demands)) / d.alone for d in demands]
     array_room = 1 - sum(rate * d.compute for rate, d in zip(least, demands, strict=True))
     channel_room = 1 - sum(rate * d.memory for rate, d in zip(least, demands, strict=True))
-    best, extra = -1.0, [0.0] * len(demands)
+    best, extra = -1.0, [0.0] * len(demands)  # extra: queries per tick beyond the least ones
     for streams, rates in _corners(demands, array_room, channel_room):
         throughput = sum(rate * demands[stream].alone for stream, rate in zip(streams, rates, strict=True))
         if throughput > best * (1 + 1e-12):  # among equal corners the first wins, whatever the rounding

@@ -47,7 +47,7 @@ class LayerweaverPlus(Policy):
         due = [c for c in view.candidates if c.deadline < NO_DEADLINE]
         if due:
             urgent = min(due, key=lambda c: c.deadline)
-            if rules.slack(urgent.deadline, self.end_after(woven, view), urgent.remaining, 100) < 0:
+            if rules.slack(urgent.deadline, self.end_after(woven, view), urgent.remaining, percent=100) < 0:
                 return Start(urgent)
         return Start(woven)
 

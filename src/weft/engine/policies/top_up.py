@@ -118,7 +118,7 @@ class TopUp(Refilling):
 
         The sweep begins with the first group, at tick *start*. Times in the cost count from *now*.
         """
-        miss = path.rests[0][0] * self.miss // 100
+        miss = path.rests[0][0] * self.miss // 100  # rests[0][0]: the time of a request alone
         ahead = [
             (group, remaining_exit_shares(path.program, group.layer), UNDER_WAY if group.layer else 1)
             for group in groups
