@@ -110,7 +110,7 @@ def _at_load(workload: Workload, load: float) -> Workload:
 
 
 def _predict_load(plan: Plan | None, folder: str | None, workload: Workload) -> Plan | None:
-    """Return the plan with its prediction for another load."""
+    """Return the plan with its prediction for another load; *folder*: that of the plan."""
     from weft.planning.prediction import planned_host, predict
 
     if plan is None or folder is None:

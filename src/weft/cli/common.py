@@ -51,7 +51,8 @@ def file_option(
 ) -> Any:
     """Declare an option for a file to write; a path that cannot be written is refused before any work.
 
-    require: raises InputError if a package that writes the file is not installed.
+    suffixes: those that the file may have; empty: any. panel: of the help. require: raises InputError if a package that
+    writes the file is not installed.
     """
 
     def check(context: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
@@ -82,7 +83,10 @@ def folder_option(*names: str, help: str, replaced: bool = False, panel: str | N
 
 
 def check_folder_place(option: str, path: Path, *, replaced: bool = False) -> None:
-    """Raise InputError for a path at which no folder can be written; called before minutes of work."""
+    """Raise InputError for a path at which no folder can be written; called before minutes of work.
+
+    replaced: as of ``folder_option``.
+    """
     if replaced and not path.absolute().parent.is_dir():
         raise InputError(f"{option} {path}: there is no folder {path.absolute().parent}")
     if path.is_file():

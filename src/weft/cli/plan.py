@@ -186,7 +186,7 @@ def _time_again(folder: str, changes: list[str]) -> list[str]:
 
 
 def _print_conditions(measured: Conditions | None, began: datetime, devices: Sequence[str]) -> None:
-    """Print the age of measurements that are older than this command, and warn of disturbed ones."""
+    """Print the age of measurements that are older than this command (*began*), and warn of disturbed ones."""
     from weft.devices.conditions import age_in_words
     from weft.devices.host import is_measured
 

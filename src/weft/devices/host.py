@@ -119,7 +119,7 @@ def usable_cores() -> int:
 def lane_cores(cores: int, threads: int) -> int:
     """Number of lanes, with *threads* threads each, that run at full speed at the same time.
 
-    At least two: every measured time already contains the server's own work beside a lane.
+    cores: of the machine. At least two lanes: every measured time already contains the server's own work beside a lane.
     """
     return max(2, cores // threads)
 

@@ -45,7 +45,10 @@ class Admission:
         *,
         late_gives_way: bool,
     ) -> None:
-        """late_gives_way: whether requests that can no longer be on time run after all others."""
+        """batcher: makes candidates of requests. rests, abortable: methods of the executor.
+
+        late_gives_way: whether requests that can no longer be on time run after all others.
+        """
         self._queues, self._batcher, self._policy = queues, batcher, policy
         self._rests, self._abortable, self._lanes = rests, abortable, policy.setting.lanes
         self._by_deadline = policy.traits.for_deadlines
@@ -131,7 +134,10 @@ class _Newcomer:
 
 
 def _ticks_by_batch(rests: Iterable[tuple[Candidate, int]]) -> dict[tuple[int, int], int]:
-    """Return the ticks that lanes still compute for each batch; a lane may hold several segments of a batch."""
+    """Return the ticks that lanes still compute for each batch; a lane may hold several segments of a batch.
+
+    rests: what ``Rests`` returns.
+    """
     begun: dict[tuple[int, int], int] = {}
     for candidate, rest in rests:
         key = candidate.stream, candidate.query

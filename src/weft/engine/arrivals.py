@@ -73,6 +73,7 @@ class Arrivals:
         return self._take_due(now) if self._soonest <= now else ()
 
     def _take_due(self, now: int) -> Iterator[Ticket]:
+        """Yield the requests that arrived by *now*, stream by stream."""
         for stream, returning in enumerate(self._returning):
             while self._next[stream] <= now:
                 arrival = self._next[stream]
@@ -95,6 +96,7 @@ class Arrivals:
         return self._soonest == NO_DEADLINE
 
     def served(self, batch: Batch, completion: Completion) -> None:
+        """Record the answers of a batch whose last layer was computed."""
         end = completion.times.compute_end
         self._batches.append((batch.members[0].stream, batch.members[0].arrival))
         for ticket in batch.members:
@@ -102,6 +104,7 @@ class Arrivals:
                 self._answer(ticket, end, end)
 
     def leave(self, batch: Batch, completion: Completion) -> list[Ticket]:
+        """Record the answers of the requests that leave at an exit; return the others."""
         end = completion.times.compute_end
         unanswered = [ticket for ticket in batch.members if not ticket.gone]
         staying = [ticket for ticket in unanswered if not self._leaves_at(ticket, batch.layer)]
@@ -137,6 +140,7 @@ class Arrivals:
         ]
 
     def _ticket(self, stream: int, arrival: int) -> Ticket:
+        """Return a request that arrived at a tick, with what is known of its exit."""
         term, leaves, confidences = self._terms[stream], self._leaves[stream], self._confidences[stream]
         ticket = Ticket(stream, arrival, arrival + term.deadline, term.priority, self._strict)
         ticket.leaves = 0 if leaves is None else next(leaves)

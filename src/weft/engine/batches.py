@@ -42,7 +42,10 @@ class Batcher:
     def __init__(
         self, policy: Policy, queues: Queues, remaining: Sequence[Sequence[int]], abortable: Abortable, rooms: Rooms
     ) -> None:
-        """remaining: estimated ticks from each layer of each program to the end of that program."""
+        """remaining: estimated ticks from each layer of each program to the end of that program.
+
+        abortable, rooms: methods of the executor.
+        """
         self._setting, self._queues, self._remaining = policy.setting, queues, remaining
         self._abortable, self._rooms = abortable, rooms
         self._refills, self._waits, self._shares = policy.traits.refills, policy.waits, policy.setting.shares

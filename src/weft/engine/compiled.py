@@ -77,7 +77,7 @@ def compiled_order(policy: Policy, work: int, quota: Sequence[int] | None) -> In
 def _insert_least_shares(policy: WithLeastShares, work: int) -> Ints | None:
     """Return the order of the woven streams with the layers of the other streams inserted where they are due.
 
-    None if no kernel covers the policy that weaves.
+    work: ticks of work to issue. None if no kernel covers the policy that weaves.
     """
     programs, weave = policy.setting.programs, compiled_order(policy.rule, work, quota=None)
     if weave is None:
@@ -100,7 +100,7 @@ def _insert_least_shares(policy: WithLeastShares, work: int) -> Ints | None:
 def _select_kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[[Ints], int] | None:
     """Return a function that fills an array with the stream of each issue and returns the number of issues.
 
-    None if no kernel covers the policy.
+    None if no kernel covers the policy. work, quota: as of ``compiled_order``.
     """
     setting = policy.setting
     fetch, compute, offsets = layer_arrays(setting)

@@ -154,6 +154,7 @@ class SimulatedHost:
         return self._now
 
     def ready(self) -> DeviceClocks | None:
+        """Return the time as clocks if a lane takes another segment, else None."""
         if self._queues:
             free = any(not lane.tasks or has_room(lane, self._ahead) for lane in self._queues)
         else:
@@ -258,6 +259,7 @@ class SimulatedHost:
             self._set_segment_speeds()
 
     def submit(self, start: Start, batch: object = None) -> None:
+        """Start a segment, after the time that the engine takes for that (``step_ticks``)."""
         started_at = self._now + self._step_ticks
         while self._now < started_at:
             self._advance_clock(started_at)

@@ -29,7 +29,8 @@ def weave_aimt(
     """Issue layers by AI-MT's rule until *work* ticks are issued or *chosen* is full; return the number of issues.
 
     fetch, compute: ticks of the layers, stream after stream. offsets: the index where each stream begins, and the
-    number of layers. Thresholds are in ticks. chosen: filled with the stream of each issue.
+    number of layers. buffer: the weight buffer in ticks. Thresholds are in ticks. chosen: filled with the stream of
+    each issue. band: the fairness rule; None: no stream is held back.
     """
     position = offsets[:-1].copy()
     heads = position, np.full(len(position), -1, np.int64), np.zeros(len(position), np.bool_)

@@ -318,7 +318,7 @@ def _urgent_or_woven(models, table, count, woven, end):
 def _least_slack_or_woven(models, table, count, woven, end, stretch):
     """weft+: return the head with the least slack if that would be below 0 after *woven*, else *woven*.
 
-    woven: the head with the least idle time, which would end at *end*.
+    woven: the head with the least idle time, which would end at *end*. stretch: percent of remaining times.
     """
     best, worst = woven, 0
     for i in range(count):

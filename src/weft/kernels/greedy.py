@@ -36,7 +36,8 @@ def weave_greedy(
     """Issue the layer that causes the least idle time until *work* ticks are issued or *chosen* is full.
 
     fetch, compute: ticks of the layers, stream after stream. offsets: the index where each stream begins, and the
-    number of layers. chosen: filled with the stream of each issue. Returns the number of issues.
+    number of layers. compute_bound: by stream. buffer: the weight buffer in ticks. chosen: filled with the stream of
+    each issue. band: the fairness rule; None: no stream is held back. Returns the number of issues.
     """
     issues = columns(len(chosen) + 1)
     if len(offsets) == 3 and band is None:
@@ -90,6 +91,7 @@ def _weave(fetch, compute, offsets, compute_bound, issues, heads, held, band, bu
 def _least_idle(before, peak, clocks, heads, held, compute_bound, buffer, largest, wants_weights, wants_space):
     """Return the candidate with the least idle time, when it is on chip, and whether all starve the array or channel.
 
+    before, peak: the columns of ``buffer``. clocks: as of ``priced``. heads, held, compute_bound: as of ``_weave``.
     wants_weights, wants_space: whether all candidates were found to let the array, or the channel, wait; then only
     streams that help that resource count (``rules.helps_starved``). The candidate is -1 if no stream counts.
     """
@@ -114,7 +116,8 @@ def priced(before, peak, pointer, clocks, size, busy, buffer, largest):
     """Return when a candidate is on chip, its pointer, its key, and how long it lets the array and the channel wait.
 
     clocks: when channel and array are free, ticks fetched, the peak so far. pointer: its pointer into *before* so far.
-    size, busy: its fetch and compute ticks. The candidate with the least key goes first.
+    size, busy: its fetch and compute ticks. buffer, largest: the weight buffer and the largest fetch, in ticks. The
+    candidate with the least key goes first.
     """
     channel, array, fetched, highest = clocks
     x = fetched - buffer + size  # X of ``buffer``

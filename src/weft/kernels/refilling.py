@@ -110,7 +110,10 @@ def _rest(models, terms, size, layer):
 
 @called
 def _lazy(models, terms, state, now, room):
-    """Lazy Batching: return the largest number of requests with which all would be on time if all ran one by one."""
+    """Lazy Batching: return the largest number of requests with which all would be on time if all ran one by one.
+
+    room: the largest number to try.
+    """
     need, due, bounds = 0, k.NONE, state.rings[0, k.WAITING]
     if bounds[k.LENGTH] > 0:
         due = state.queue[0, bounds[k.HEAD], k.ARRIVAL] + terms[0, k.DEADLINE]
@@ -141,7 +144,8 @@ def _fluid(models, terms, job, now, room):
 def _fill_flight(terms, state, refilling, room):
     """Fill ``flight`` and ``dues``: row 0, the requests that could begin; then the batches in order of layers.
 
-    Returns the number of rows. COUNT and KNOWN_DUES of row 0 are left to the caller.
+    room: how many requests could begin. Returns the number of rows. COUNT and KNOWN_DUES of row 0 are left to the
+    caller.
     """
     flight, dues, deadline = refilling.flight, refilling.dues, terms[0, k.DEADLINE]
     bounds, late_bounds = state.rings[0, k.WAITING], state.rings[0, k.BELATED_RING]
@@ -174,8 +178,9 @@ def _fill_flight(terms, state, refilling, room):
 def _top_up(models, terms, state, refilling, max_batch, room, waiting):
     """top-up: return the number of requests to begin at the least cost, the smallest number among equal costs.
 
-    0: the batch at the earliest layer goes on. max_batch: the largest batch that merging can give. The cost of a number
-    is that of its sweep, of one more batch of waiting requests, and of the backlog in full batches after that.
+    0: the batch at the earliest layer goes on. max_batch: the largest batch that merging can give. room: the largest
+    number to try. The cost of a number is that of its sweep, of one more batch of waiting requests, and of the backlog
+    in full batches after that.
     """
     flight, now = refilling.flight, state.clocks[k.CHANNEL]
     rows = _fill_flight(terms, state, refilling, room)

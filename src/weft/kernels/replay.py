@@ -20,8 +20,8 @@ def replay(
     """Fill *times*, shape (issues, 4): fetch start, fetch end, compute start, compute end.
 
     fetch, compute: ticks of the layers, stream after stream; stream i owns ``offsets[i]`` to ``offsets[i + 1]``.
-    chosen: the stream of each issue, in order. A fetch starts as soon as the channel is free, and with *in_step* not
-    before the previous layer begins to compute.
+    buffer: the weight buffer in ticks. chosen: the stream of each issue, in order. A fetch starts as soon as the
+    channel is free, and with *in_step* not before the previous layer begins to compute.
     """
     _replay(fetch, compute, offsets, buffer, offsets[:-1].copy(), columns(len(chosen) + 1), chosen, in_step, times)
 

@@ -275,7 +275,10 @@ def _list_batch(models, terms, state, ring, table, stream, kind, count):
 
 @called
 def _mark_allowed(models, rules, state, table, count, on_time):
-    """Mark the heads that may be issued: all if none is on time; else heads on time, and late ones as the rule says."""
+    """Mark the heads that may be issued: all if none is on time; else heads on time, and late ones as the rule says.
+
+    on_time: the number of heads on time.
+    """
     for i in range(count):
         table[i, k.MAY_GO] = on_time == 0 or rules.late == k.WEAVE or table[i, k.HEAD_DUE] < k.NONE
     if rules.policy >= k.LAYERWEAVER or rules.late == k.WEAVE:
@@ -417,7 +420,7 @@ def remaining_alone(fetch: k.Ints, compute: k.Ints, buffer: int, out: k.Ints) ->
 
 @loop
 def _remaining_alone(fetch, compute, buffer, issues, out):
-    """The loop of ``remaining_alone``; *issues*: scratch space, the columns of ``buffer``."""
+    """The loop of ``remaining_alone``, with its parameters; *issues*: scratch space, the columns of ``buffer``."""
     fetch, compute, issues, out = borrowed((fetch, compute, issues, out))
     before, peak = issues[0], issues[1]
     for first in range(len(fetch)):

@@ -157,8 +157,9 @@ def any_busy(state):
 def record_end(models, terms, rules, state, log, stream, arrival, leaves, end, now):
     """Record the end of a request, and schedule the next request of a closed stream's client.
 
-    end: the tick of the answer, or WAS_DROPPED or WAS_REFUSED. now: the tick from which the think time counts. The run
-    is given up if its stream has now missed more deadlines than ``LoopState.patience``; nothing is recorded after that.
+    arrival, leaves: of the request. end: the tick of the answer, or WAS_DROPPED or WAS_REFUSED. now: the tick from
+    which the think time counts. The run is given up if its stream has now missed more deadlines than
+    ``LoopState.patience``; nothing is recorded after that.
     """
     clocks, counts, deadline = state.clocks, state.counts[stream], terms[stream, k.DEADLINE]
     if clocks[k.GIVEN_UP]:
@@ -529,7 +530,7 @@ def advance(models, terms, rules, state, log, stream, place, end):
 def _answer_done(models, terms, rules, state, log, stream, place, end, done):
     """Answer the requests that are done after a layer: all if *done*, else the requests that leave at this exit.
 
-    Returns whether any requests stay in the batch.
+    end: the tick at which the layer was computed. Returns whether any requests stay in the batch.
     """
     job = state.jobs[stream, place]
     members, size, staying = state.members[stream, place], job[k.SIZE], 0

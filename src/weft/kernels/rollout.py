@@ -87,7 +87,8 @@ def weave_rollout(
 def _weave(streams, rules, front, play, issues, plans, commit, work, quota, queries, chosen):
     """The loop of ``weave_rollout``, with its parameters.
 
-    issues: the columns of ``buffer``. queries: the completed queries of each stream. front: the next layers. plans: (2, horizon), the streams of a play and of the best one so far. play: scratch space.
+    issues: the columns of ``buffer``. queries: the completed queries of each stream. front: the next layers. plans: (2,
+    horizon), the streams of a play and of the best one so far. play: scratch space.
     """
     streams, front, play, issues = borrowed((streams, front, play, issues))
     plans, quota, queries, chosen = borrowed((plans, quota, queries, chosen))
@@ -118,7 +119,7 @@ def _weave(streams, rules, front, play, issues, plans, commit, work, quota, quer
 def _find_best_play(streams, rules, front, play, issues, clocks, plan, best_plan):
     """Play every candidate out by both rules, and write the play with the least priced idle time to *best_plan*.
 
-    play, plan: scratch space.
+    front, clocks: the state at which plays begin. play, plan: scratch space.
     """
     any_allowed, least_cost = False, 0
     _catch_up(streams, rules.buffer, front, issues, clocks)
@@ -212,7 +213,7 @@ def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, p
 
 @part
 def _issue(stream, streams, rules, front, issues, clocks):
-    """Issue the next layer of a stream on the device, and return the clocks after it."""
+    """Issue the next layer of a stream on the device; change *front*, and return the clocks after it."""
     layer = front.position[stream]
     size = streams.fetch[layer]
     before, peak = issues[0], issues[1]
@@ -236,7 +237,8 @@ def _catch_up(streams, buffer, front, issues, clocks):
 def _may_go(stream, behind, streams, front, max_lag):
     """Return whether the fairness rule lets a stream issue its next layer; twin of ``policies.fairness.may_go``.
 
-    behind: the stream that is furthest behind.
+    behind: the stream that is furthest behind. front: the next layers and the progress of all streams. max_lag: as of
+    ``RolloutRules``.
     """
     gain = streams.gains[front.position[stream]]
     return stream == behind or within_lag(front.progress[stream], gain, front.progress[behind], max_lag)

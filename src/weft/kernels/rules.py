@@ -55,13 +55,13 @@ def level(tokens: int, query_ticks: int) -> int:
 def rank(priority: int, waited: int, query_ticks: int, patience: int) -> int:
     """priority: return the priority, times three for every *patience* own lengths that a request has waited.
 
-    At most 36 times, to stay within 64 bits.
+    query_ticks: the length, alone on the device. At most 36 times, to stay within 64 bits.
     """
     return int(priority * 3 ** min(waited // max(1, query_ticks) // patience, 36))
 
 
 def worth(priority: int, size: int, waited: int, query_ticks: int) -> float:
-    """punctual: return how much a batch counts: priority x size x (1 + time waited / time alone)."""
+    """punctual: return how much a batch counts: priority x size x (1 + time waited / time alone, *query_ticks*)."""
     return priority * size * (1 + waited / max(1, query_ticks))
 
 

@@ -90,7 +90,8 @@ def _pieces(lanes: float, columns: float, t_c: float) -> float:
 def time_s(work: ProductWork, s_per_cycle: float, s_per_element: float, edges: int) -> float:
     """Return the seconds that a product takes: the roofline of the two resources, and the edges as *edges* counts them.
 
-    edges: EDGES_ADDED to EDGES_NONE.
+    s_per_cycle, s_per_element: seconds of a cycle of the array, and of an element to or from memory. edges: EDGES_ADDED
+    to EDGES_NONE.
     """
     compute, traffic = work.cycles * s_per_cycle, work.elements * s_per_element
     if edges == EDGES_NONE:

@@ -147,7 +147,7 @@ def compare(
 
     models: names, .onnx files, models or profiles; *batch* and *cost* apply to all but profiles, which have costs.
     policies: names, or ``"all"``. workload: length and mix of the run. spill, pieces: as in ``simulate``.
-    sweep: search for the best thresholds of ``aimt`` first.
+    sweep: search for the best thresholds of ``aimt`` first. on_progress: called after each run.
     """
     names = _saturated_names(policies, sweep)
     npu = load_npu(device) if isinstance(device, str) else device
@@ -211,7 +211,10 @@ def compare_requests(
 
 
 def host_settings(case: Case, late: str) -> str:
-    """Return in words the settings besides the policy that must be equal in a comparison on a host."""
+    """Return in words the settings besides the policy that must be equal in a comparison on a host.
+
+    late: the rule for late requests.
+    """
     host = case.device
     assert isinstance(host, Host)
     threads = f" x {host.threads} threads" if host.threads > 1 else ""

@@ -109,9 +109,9 @@ def sustain(
     """Find the highest load at which no stream misses more than *limit* of its deadlines.
 
     workload: a workload or its file. ratios: divisions of its total rate to try, each with one number per stream.
-    device: a name, a file, or a machine that ``weft.measure`` returned; None: that of the workload. seeds: runs per
-    load. tolerance: width of the last bracket, relative to the load. processes: searches at the same time; a script
-    that uses several must begin under ``if __name__ == "__main__"``.
+    device: a name, a file, or a machine that ``weft.measure`` returned; None: that of the workload. late: the rule for
+    late requests. seeds: runs per load. tolerance: width of the last bracket, relative to the load. processes: searches
+    at the same time; a script that uses several must begin under ``if __name__ == "__main__"``.
     """
     base = workload if isinstance(workload, Workload) else read_workload(workload)
     mixes = tuple(ratios) if ratios is not None else (None,)
@@ -133,7 +133,7 @@ def sustain(
 def check_request(
     base: Workload, policies: str | Sequence[str], ratios: Sequence[Ratio] | None, late: str
 ) -> list[Workload]:
-    """Return the workload at each ratio; InputError for unknown policies or late rules, or ratios that do not fit.
+    """Return the workload *base* at each ratio; InputError for unknown policies or late rules, or unfit ratios.
 
     Called before a machine is measured, which takes minutes.
     """

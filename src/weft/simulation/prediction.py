@@ -279,7 +279,10 @@ def _shared_queues(bench: _BenchFile, profile: _Profile) -> list[int]:
 
 
 def _simulate_ends(bench: _BenchFile, profile: _Profile, policy: str, options: dict[str, Option]) -> list[Floats]:
-    """Simulate the run; return the end of each request of each stream in seconds, NaN without an answer."""
+    """Simulate the run; return the end of each request of each stream in seconds, NaN without an answer.
+
+    options: of the policy.
+    """
     programs: list[Program] = []
     terms: list[Terms] = []
     times, leaves, lines = [], [], []
@@ -346,7 +349,10 @@ def _layers_until_exit(stream: _Stream, model: _MeasuredModel, seed: int) -> Int
 
 
 def _end_times(bench: _BenchFile, feed: Arrivals) -> list[Floats]:
-    """Return the end of each request in seconds, in the order of the bench file; NaN without an answer."""
+    """Return the end of each request in seconds, in the order of the bench file; NaN without an answer.
+
+    feed: the simulated clients, which have recorded the answers.
+    """
     ends_by_arrival: list[dict[int, list[int]]] = [{} for _ in bench.streams]
     for answer in feed.answers:
         ends_by_arrival[answer.stream].setdefault(answer.arrival, []).append(answer.end)
@@ -406,7 +412,7 @@ def _measured_latencies(stream: _Stream) -> Floats:
 
 
 def _figures(latency_s: Floats, deadline_s: float | None) -> Figures:
-    """Return the figures of latencies in seconds, NaN for requests without an answer."""
+    """Return the figures of *latency_s*, seconds by request, NaN without an answer; *deadline_s*: None without one."""
     answered = latency_s[~np.isnan(latency_s)]
     missed = None
     if len(latency_s) and deadline_s is not None:

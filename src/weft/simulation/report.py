@@ -84,6 +84,7 @@ def report(
     """Compute the report of a run of *setting*.
 
     fixed_mix: queries of each stream, if the user asked for a mix. band: the fairness rule of the run, for ``max_lag``.
+    remark: a sentence for the user.
     """
     demands = [demand_of(program, setting.buffer) for program in setting.uncut]
     bound_prices = mix_prices(demands, fixed_mix) if fixed_mix else prices(demands)
@@ -139,7 +140,8 @@ def _stream(
 def _max_lag(trace: Trace, setting: Setting, band: Band, *, all_done: bool) -> float:
     """Return the largest gap between the most and the least advanced stream at any issue, in rounds.
 
-    all_done: whether every stream issued all its queries; a stream that has issued its last layer is then not behind.
+    band: the mix that the streams were kept at. all_done: whether every stream issued all its queries; a stream that
+    has issued its last layer is then not behind.
     """
     gains = band.gains(setting.programs)
     # For each stream, its progress after every issue of the run. ``minimum`` keeps the index in range at issues of

@@ -109,7 +109,7 @@ def bin_edges() -> Ints:
 def percentiles(histogram: Ints, percents: Sequence[float], largest: int) -> list[int]:
     """Return the latencies in ticks that *percents* percent of the requests do not exceed: the upper edges of bins.
 
-    largest: the largest latency, which caps the result.
+    histogram: requests by bin of ``bin_of``. largest: the largest latency, which caps the result.
     """
     used_bins = np.flatnonzero(histogram)
     cumulative = np.cumsum(histogram[used_bins])
@@ -130,7 +130,8 @@ def stream_report(
 ) -> RequestStream:
     """Compute the report of a stream from its counters (``request_state.ARRIVED`` to ``QUERIES``) and latencies.
 
-    span_s: the seconds in which its requests arrived.
+    histogram: requests by bin of ``bin_of``. tick_s: seconds of a tick. span_s: the seconds in which its requests
+    arrived.
     """
     arrived, completed, violated = counts[k.ARRIVED], counts[k.COMPLETED], counts[k.VIOLATED]
     ticks = percentiles(histogram, (*PERCENTILES, *range(1, 101)), counts[k.LATENCY_MAX]) if completed else []

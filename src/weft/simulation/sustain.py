@@ -185,7 +185,7 @@ def _answer(
 ) -> Sustained:
     """Return the answer without latencies.
 
-    missed_by_factor: multiple of the rates -> the worst share missed with each seed.
+    missed_by_factor: multiple of the rates -> the worst share missed with each seed. low, high: the last bracket.
     """
     rate = sum(rate or 0.0 for rate in question.workload.rates)
     rates = question.workload.rates

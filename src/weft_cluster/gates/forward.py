@@ -44,8 +44,9 @@ it."""
 class Link:
     """A server behind a gate: its address, connection pool and health.
 
-    changed: called when the server begins or ceases to take requests. key: API key of the server. connections: size of
-    the pool. Probes run as a task on the gate's event loop until ``close``.
+    placed: its machine in the placement. place: its index on the board. changed: called when the server begins or
+    ceases to take requests. key: API key of the server. connections: size of the pool. Probes run as a task on the
+    gate's event loop until ``close``.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Link:
         self._set_up(up=up)
 
     def _set_up(self, *, up: bool) -> None:
-        """Take the result of a probe, and report a change."""
+        """Record whether the server answered a probe as ready, and report a change."""
         up = up and self._wanted
         if up != self.up:
             self.up = up

@@ -331,7 +331,10 @@ class Gate:
 
 
 class _AdmittedQuery:
-    """An admitted request: the handler that answers it, and the API key whose quota it uses until it ends."""
+    """An admitted request: the handler that answers it, and the API key whose quota it uses until it ends.
+
+    body_bytes: the largest body that it may have. caller: the holder of the key; None if none is needed.
+    """
 
     __slots__ = ("answer", "body_bytes", "caller", "model")
 

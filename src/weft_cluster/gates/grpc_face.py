@@ -305,7 +305,7 @@ def as_message(body: bytes, head_bytes: int | None) -> Any:
 
 
 def _parse_answer(body: bytes, head_bytes: int | None) -> Any:
-    """Parse JSON and binary outputs to a ``ModelInferResponse``.
+    """Parse JSON and binary outputs to a ``ModelInferResponse``; parameters as of ``as_message``.
 
     ValueError, KeyError or TypeError for an invalid body, Failed for an output as JSON.
     """

@@ -6,7 +6,7 @@ period they route by these estimates; at its end every machine has served its re
 machines do not depend on each other, so they run one after another. A machine's clock is that of the gates: the network
 delay is part of ``overhead`` and is subtracted from deadlines.
 
-The state is in arrays, that of a machine as in ``request_state``. Times are ticks.
+The state is in arrays, that of a machine as in ``request_state``. Times are ticks. Parameters are those of ``run``.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _lose(loop_rules, state, stream, arrival):
 
 @part
 def _lose_arrivals(machine, until, loop_rules, state, tables, requests):
-    """Count the requests that were routed to a machine that is down as lost."""
+    """Count the requests that were routed until *until* to a machine that is down as lost."""
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):
         for i in range(requests.known[stream, k.HEAD], requests.known[stream, k.LENGTH]):
             _lose(loop_rules, state, stream, requests.by_stream[i])

@@ -56,8 +56,8 @@ def placing_bound(problem: PlacingProblem, objective: Objective, stretch: float 
 class _Programme:
     """The linear programme.
 
-    Variables per group of machines: x, the share of a model; y, the number of its copies; n, the number of opened
-    machines.
+    stretch: factor on all loads. Variables per group of machines: x, the share of a model; y, the number of its copies;
+    n, the number of opened machines.
     """
 
     def __init__(self, problem: PlacingProblem, objective: Objective, stretch: float) -> None:

@@ -208,7 +208,7 @@ def _divide_by_bound(problem: PlacingProblem, bound: PlacingBound | None) -> Ite
 
 
 def balance(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
-    """Place each piece on the one of its machines where it adds least; return the pieces without a place.
+    """Place each piece of *todo* on the one of its machines where it adds least; return those without a place.
 
     The returned pieces may go to any machine.
     """
@@ -227,7 +227,7 @@ def balance(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
 
 
 def divide(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
-    """Place each piece on several machines, those with the most room first; return the parts without a place."""
+    """Place each piece of *todo* on several machines, those with the most room first; return parts without a place."""
     unplaced = []
     for piece in todo:
         rest = piece.share

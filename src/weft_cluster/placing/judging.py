@@ -158,7 +158,7 @@ def improve(filling: Filling, judge: OnTimeJudge, target: float, trials: int) ->
 
 
 def _relieve(filling: Filling, judge: OnTimeJudge, machine: int, trials: int) -> tuple[set[int], int]:
-    """Make the first change that helps a machine.
+    """Make the first change that helps a machine, and simulate at most *trials* changes.
 
     Returns the machines that it touches (empty if none helped) and the number of changes that were simulated.
     """
@@ -231,7 +231,7 @@ def _find_swap(filling: Filling, model: int, machine: int, goal: int) -> tuple[S
 
 
 def _is_possible(filling: Filling, forth: ShareMove, back: ShareMove) -> bool:
-    """Whether two models of different machines can change places; the filling stays as it is."""
+    """Whether two models of different machines can change places by these moves; the filling stays as it is."""
     filling.remove(forth.origin, forth.model)
     filling.remove(back.origin, back.model)
     fits = filling.room(forth.model)[forth.goal] >= forth.share - ROUNDING

@@ -146,7 +146,7 @@ def check_each_fits(problem: PlacingProblem) -> None:
 
 
 def _why_nowhere(problem: PlacingProblem, number: int) -> str:
-    """Explain why no machine may have a model: pinning, missing profile, memory or deadline."""
+    """Explain why no machine may have model *number*: pinning, missing profile, memory or deadline."""
     demand = problem.demands[number]
     pinned = [
         machine

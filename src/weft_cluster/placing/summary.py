@@ -133,7 +133,10 @@ def make_placement(
     judge: OnTimeJudge | None = None,
     notes: Iterable[str] = (),
 ) -> Placement:
-    """Make the placement of a filling; *judge*, if any, adds the simulated share of requests on time."""
+    """Make the placement of a filling; *judge*, if any, adds the simulated share of requests on time.
+
+    value, bound, bound_by, notes: as of ``Placement``.
+    """
     return Placement(
         objective=objective,
         machines=placed_machines(filling, judge),

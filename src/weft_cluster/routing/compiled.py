@@ -1,4 +1,7 @@
-"""The compiled run of a cluster (``kernels.cluster_loop``), fed with requests block by block."""
+"""The compiled run of a cluster (``kernels.cluster_loop``), fed with requests block by block.
+
+*lowered* is the cluster in ticks (``LoweredCluster``).
+"""
 
 from __future__ import annotations
 

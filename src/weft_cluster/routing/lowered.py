@@ -162,7 +162,10 @@ def _replica_for_gates(node: int, need: Need, overlap: float, network_s: float) 
 def _policy(
     cluster: Cluster, setting: ClusterSetting, priced: Sequence[_Priced], begin: Sequence[int], node: int
 ) -> Policy:
-    """The scheduling policy of a node, with the programs of its streams."""
+    """The scheduling policy of a node, with the programs of its streams.
+
+    priced: by stream. begin: the first stream of each node.
+    """
     node_streams = range(begin[node], begin[node + 1])
     programs = tuple(
         priced[stream].pieces.program(cluster.models[cluster.placed[stream].model]) for stream in node_streams

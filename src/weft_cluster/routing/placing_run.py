@@ -78,7 +78,7 @@ def place(
 
 
 def _notes(result: BoundedFilling, target: float | None) -> list[str]:
-    """Notes for the reader, besides the numbers."""
+    """Notes on a placement: how many machines more the *target*, the share of requests on time, takes."""
     used, notes = int(result.filling.used.sum()), []
     if target is not None and 0 < result.carried < used:
         notes.append(

@@ -1,4 +1,7 @@
-"""The plain run of a cluster: an engine for every machine, and a router. ``compiled`` is its twin."""
+"""The plain run of a cluster: an engine for every machine, and a router. ``compiled`` is its twin.
+
+*lowered* is the cluster in ticks (``LoweredCluster``); a node is a machine, a stream a model on a node.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +205,10 @@ class _Machine:
 
 
 def _make_tally(lowered: LoweredCluster, machines: Sequence[_Machine], routed: list[int]) -> ClusterTally:
-    """Count the endings of all machines as the compiled run does, without the warm-up."""
+    """Count the endings of all machines as the compiled run does, without the warm-up.
+
+    routed: the stream of each request.
+    """
     counts, histogram = np.zeros((len(lowered.terms), 10), np.int64), np.zeros(k.BINS, np.int64)
     for stream, arrival, end in (ending for machine in machines for ending in machine.endings):
         if arrival < lowered.warm:

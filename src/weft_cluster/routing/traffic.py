@@ -82,7 +82,7 @@ class Day(BaseModel):
     surge: tuple[Surge, ...] = ()
 
     def passed(self, times_s: Floats) -> Floats:
-        """Convert instants of the day to even time, in which all rates are constant."""
+        """Convert instants of the day, in seconds, to even time, in which all rates are constant."""
         passed = self._integrate_wave(times_s)
         for surge in self.surge:
             begin, end = surge.start_s, surge.start_s + surge.length_s

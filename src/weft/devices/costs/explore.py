@@ -128,9 +128,11 @@ def explore(
 ) -> Exploration:
     """Price every design that fits the platform on every model and batch size.
 
-    weights: the weight of each batch size from 1 in the score, equal by default. Clock and bandwidth are the platform's
-    by default. progress: called with the steps done and the number of steps. The designs of the result have no
-    ``platform``, because the board may not come from a file; a caller that writes a device file adds it.
+    max_batch: the largest batch size. weights: the weight of each batch size from 1 in the score, equal by default.
+    batching, stackable, p_reading, elementwise, edges, element_bits: options of all designs (``TiledNpu``). Clock and
+    bandwidth are the platform's by default. progress: called with the steps done and the number of steps. The designs
+    of the result have no ``platform``, because the board may not come from a file; a caller that writes a device file
+    adds it.
     """
     batch_weights = _check_weights(weights, max_batch)
     if not models:
@@ -205,7 +207,10 @@ def _check_weights(weights: Sequence[float] | None, max_batch: int) -> Floats:
 def _all_times(
     models: Sequence[Model], template: TiledNpu, tile: TileSizes, max_batch: int, progress: Progress | None
 ) -> Floats:
-    """Seconds of one pass by model, batch size - 1 and design; each design at its best PE shape."""
+    """Seconds of one pass by model, batch size - 1 and design; each design at its best PE shape.
+
+    template: the options of all designs. tile: their tile sizes. progress: as of ``explore``.
+    """
     # (designs, PE shapes, 3): the tile sizes of each shape.
     shapes = stackable_shapes(tile) if template.stackable else np.stack(tile, axis=-1)[:, None]
     times = np.zeros((len(models), max_batch, len(shapes)))

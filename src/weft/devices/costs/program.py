@@ -183,7 +183,8 @@ def one_at_a_time(
     """Convert a model to ticks on a device that runs one layer at a time, fetching and computing together.
 
     times_s: seconds of each layer. A schedulable layer is a matrix product with the other layers after it; without
-    *by_layer*, all layers between two exits. decision_s: scheduling time added to each schedulable layer.
+    *by_layer*, all layers between two exits. exit_rates: as of ``Program``. decision_s: scheduling time added to each
+    schedulable layer.
     """
     if not model.layers:
         raise ProfileError(f"{model.name}: nothing in it takes time, so there is nothing to schedule")

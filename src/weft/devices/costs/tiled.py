@@ -122,7 +122,7 @@ def best_times(products: Floats, shapes: Floats, device: TiledNpu, mode: Mode, b
     """Compute the best time of each product on each of many designs, for a whole batch.
 
     products: an array as ``products`` returns it. shapes: an array (designs, shapes, 3) of the tiles (T_R, T_P, T_C)
-    that each design may use. *device* gives clock, bandwidth and options only.
+    that each design may use. mode: how the batch is processed. *device* gives clock, bandwidth and options only.
     """
     at_once = mode.at_once(batch)
     size = (shapes.shape[0], products.shape[0])

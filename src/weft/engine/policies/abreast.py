@@ -85,6 +85,7 @@ class Abreast(Policy):
         return self._punctual.burden(candidate, now)
 
     def decide(self, view: View) -> Start | None:
+        """Choose a way to share the GPU, and start the most urgent work that it puts on a lane with room."""
         now = view.device.channel_free
         works = self._collect_work(view, now)
         way = self._choose_way(works, now)
@@ -132,7 +133,10 @@ class Abreast(Policy):
         return ticks if lane in self._shares.whole else self._shares.ticks(program, lane, ticks)
 
     def _choose_way(self, works: list[_Work], now: int) -> SharingWay | None:
-        """Return the way with the highest weighted throughput that makes no request late; None: start nothing now."""
+        """Return the way with the highest weighted throughput that makes no request late; None: start nothing now.
+
+        works: as of ``_collect_work``; a work is identified by its place there.
+        """
         shares, programs = self._shares, tuple([work.head.program for work in works])
         if len(works) == 1:
             return ways(shares, programs)[0]

@@ -57,6 +57,7 @@ class LazyBatching(Refilling):
     traits: ClassVar[Traits] = replace(Refilling.traits, by_layer=True)
 
     def propose(self, flight: Flight, now: int) -> Candidate:
+        """Begin as many waiting requests as leave no request late; without any, go on with the earliest batch."""
         if not flight.batches:
             return flight.beginnings[-1]
         for newcomers in reversed(flight.beginnings):

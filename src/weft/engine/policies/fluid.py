@@ -18,6 +18,7 @@ class Fluid(Refilling):
     """Begins with all waiting requests at once, and refills at exits; a batch that catches up is not paused again."""
 
     def propose(self, flight: Flight, now: int) -> Candidate:
+        """Refill the batch at an exit if it has the slack for that; otherwise go on with the earliest batch."""
         if not flight.batches:
             return flight.beginnings[-1]
         paused = flight.batches[0]

@@ -82,6 +82,7 @@ class Layerweaver(Policy):
         return self._keep_unstarved(costs)
 
     def _keep_unstarved(self, costs: list[Idle]) -> list[Idle]:
+        """Return the candidates that help a starved resource; all if none is starved, or none helps."""
         wants_weights = all(idle.compute > 0 for idle in costs)
         wants_space = all(idle.memory > 0 for idle in costs)
         return [
@@ -93,7 +94,10 @@ class Layerweaver(Policy):
 
 
 def idle_of(candidate: Candidate, before: DeviceClocks, buffer: int, largest: int) -> Idle:
-    """Return the idle time that issuing a candidate now would cause."""
+    """Return the idle time that issuing a candidate now would cause.
+
+    before: the device now. buffer, largest: the weight buffer and the largest fetch of all models, in ticks.
+    """
     _, times = issue(before, candidate.fetch, candidate.compute, buffer)
     ahead = prefetchable(before, candidate.fetch, buffer, times.fetch_end)
     return Idle(

@@ -43,6 +43,7 @@ class LayerweaverPlus(Policy):
         return LoopOptions(failsafe=self.failsafe, precise=self.precise)
 
     def decide(self, view: View) -> Start:
+        """Choose the woven layer, or that of the request due first if it could not be on time after that."""
         woven = self.throughput_choice(view)
         due = [c for c in view.candidates if c.deadline < NO_DEADLINE]
         if due:

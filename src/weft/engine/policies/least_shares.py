@@ -96,6 +96,7 @@ class WithLeastShares(Policy):
         return periods
 
     def decide(self, view: View) -> Start:
+        """Issue a layer of a least-share stream that is due by the weave's own clock, else go on with the weave."""
         heads = {candidate.stream: candidate for candidate in view.candidates}
         for stream in self.at_least:
             head, ticks_to_layers = heads[stream], self._periods[stream]

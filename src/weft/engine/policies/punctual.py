@@ -65,6 +65,7 @@ class Punctual(Policy):
         return LoopOptions(margin=self.margin)
 
     def decide(self, view: View) -> Start:
+        """Choose the quickest of those that can be on time together; without any, the one of lowest cost."""
         if len(view.candidates) == 1:
             return Start(view.candidates[0])
         now = max(view.device.channel_free, view.device.array_free)

@@ -76,6 +76,7 @@ class TopUp(Refilling):
         return LoopOptions(miss=self.miss, backlog=self.backlog)
 
     def propose(self, flight: Flight, now: int) -> Candidate:
+        """Choose the step of lowest cost; between exits, go on with the earliest batch."""
         batches, beginnings = flight
         if not beginnings or (batches and not self.at_exit(batches[0])):
             return batches[0]

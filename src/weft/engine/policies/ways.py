@@ -160,7 +160,7 @@ class _Seating(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _seatings_with_lanes(shares: Shares, works: int, plain: bool) -> list[_Seating]:
-    """Return every way to put some of *works* works on lanes."""
+    """Return every way to put some of *works* works on lanes; *plain*: as of ``_all_ways``."""
     seatings = []
     for members, member_lanes in _seatings(shares, works, plain):
         lanes = [NOWHERE] * works

@@ -190,7 +190,10 @@ def _exit_rates(workload: Workload, index: int, model: HostModel) -> tuple[float
 def _segments(
     name: str, model: HostModel, batch: int, slowdown: float, clock: Clock, rates: tuple[float, ...]
 ) -> Program:
-    """Return the program of a measured model at a batch size; *slowdown*: factor on the measured times."""
+    """Return the program of a measured model at a batch size.
+
+    slowdown: factor on the measured times. rates: shares of the requests that leave by each exit; empty: all end.
+    """
     no_fetches = (0,) * len(model.segments)
     ticks = tuple(max(1, clock.ticks(time_s * slowdown)) for time_s in model.times_at(batch))
     return Program(name, model.segments, no_fetches, ticks, no_fetches, model.exits if rates else (), rates)
@@ -215,7 +218,10 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
-    """Prepare models on an NPU, whose layers are programs of fetches and computes; models with exits are refused."""
+    """Prepare models on an NPU, whose layers are programs of fetches and computes; models with exits are refused.
+
+    cost: the name of a cost model.
+    """
     clock = Clock.of(npu)
     _ticks(clock, workload.duration_s, "duration_s")
     programs: list[Program] = []
@@ -304,7 +310,10 @@ def _add_shape_advice(workload: Workload, stream: Stream) -> Iterator[None]:
 
 
 def _profiles(stream: Stream, npu: Npu, cost: str, folder: str) -> list[Profile]:
-    """Return the profiles of a stream at batch 1, 2, ...: from its files, or estimated for the NPU."""
+    """Return the profiles of a stream at batch 1, 2, ...: from its files, or estimated for the NPU.
+
+    cost: the name of a cost model. folder: of the workload, where relative paths start.
+    """
     if stream.profiles:
         profiles = [read_profile(Path(folder) / path) for path in stream.profiles[: stream.max_batch]]
         if len({len(profile.layers) for profile in profiles}) > 1:
@@ -346,6 +355,7 @@ def _resolve_name(stream: Stream, folder: str) -> str:
 
 
 def _terms(stream: Stream, programs: int, clock: Clock) -> Terms:
+    """Return a stream in ticks; *programs*: the index of its program at batch 1."""
     closed = stream.arrival == "closed"
     return Terms(
         programs=programs,

@@ -229,7 +229,10 @@ def _lower_cached(
     device: Device,
     names: tuple[str, ...],
 ) -> tuple[k.Models, Ints]:
-    """Compute the arrays of ``lower_case``. batching: whether the policy batches and refills; names: models served."""
+    """Compute the arrays of ``lower_case``. batching: whether the policy batches and refills; names: models served.
+
+    precise: as of ``estimated``. requested: the terms before the policy reduces them.
+    """
     batches, refills = batching
     terms = np.zeros((len(requested), k.TERMS), np.int64)
     for row, term in zip(terms, requested, strict=True):
@@ -298,7 +301,7 @@ def loop_rules(case: Case, policy: Policy, late: str, models: k.Models) -> k.Loo
 
 
 def policy_rules(policy: Policy, late: str) -> k.LoopRules:
-    """Return the constants of a policy, with placeholders for those of the device and the workload."""
+    """Return the constants of a policy and of a rule for late requests; placeholders for device and workload."""
     work, options = late_work(policy, late), policy.loop_options
     return k.LoopRules(
         device=k.NPU,

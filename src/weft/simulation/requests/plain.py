@@ -115,7 +115,10 @@ def _make_tally(
     steps: int,
     overheads: Sequence[Iterator[int]],
 ) -> Tally:
-    """Count a run. steps: issued layers; overheads: overheads of each stream's requests (``_overheads``)."""
+    """Count a run from the answers of its *feed* (the clients) and the log of its executor.
+
+    deepest: longest queue by stream. steps: issued layers. overheads: of each stream's requests (``_overheads``).
+    """
     warm = case.clock.ticks(case.workload.warmup_s)
     counts, bins = _count_requests(case, feed, warm, overheads)
     for row, batches, depth in zip(counts, feed.batches(warm), deepest, strict=True):
@@ -139,7 +142,10 @@ def _make_tally(
 def _count_requests(
     case: Case, feed: Arrivals, warm: int, overheads: Sequence[Iterator[int]]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the counters of each stream for requests that arrived at *warm* or later, and the bins of latencies."""
+    """Return the counters of each stream for requests that arrived at *warm* or later, and the bins of latencies.
+
+    Parameters as of ``_make_tally``.
+    """
     counts = [[0] * 10 for _ in case.terms]
     bins: list[list[int]] = [[] for _ in case.terms]
     for stream, arrival, end, _ in feed.answers:
