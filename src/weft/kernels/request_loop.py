@@ -231,7 +231,7 @@ def _list_heads(models, terms, rules, state, log, heads):
         if ready and may_begin(terms, rules, state, s):
             count = _list_batch(models, terms, state, state.queue, table, s, k.READY, count)
             on_time += 1
-    if on_time == 0 and not with_late:
+    if on_time == 0 and not with_late:  # the batches in flight are late, and were not listed above
         for s in range(len(terms)):
             for place in range(state.streams[s, k.PLACES]):
                 if state.jobs[s, place, k.USED] and not state.jobs[s, place, k.COMPUTING]:

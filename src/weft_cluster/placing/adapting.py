@@ -326,16 +326,14 @@ class _ModelMover:
         Preferred in this order: a model whose removal suffices; one that fits on a single other machine; the one with
         the fewest bytes to load (the one with the largest load if none suffices).
         """
-        problem, shares, kind = (
-            self.filling.problem,
-            self.filling.shares[machine],
-            self.filling.problem.kind_of[machine],
-        )
+        problem, shares = self.filling.problem, self.filling.shares[machine]
+        kind = problem.kind_of[machine]
         options = []
         for model, share in shares.items():
             needed = min(self._excess(machine, model), share)
             rooms = rooms_apart(self.filling, model)
             rooms[machine] = 0.0
+            # The whole model if one machine in use has room for it.
             removed = share if (rooms * self.filling.used).max() >= share - ROUNDING else needed
             suffices, fits = self._excess(machine, model) <= share, rooms.max() >= removed - ROUNDING
             load = float(problem.model_loads[kind, :, model].max()) * share

@@ -137,7 +137,7 @@ class GateServer:
     async def __init__(  # type: ignore[misc]
         self, face: ServerConfig, settings: GateSettings, ca_file: str, registry: Any, machines: list[Any]
     ) -> None:
-        """face: settings towards clients. ca_file: as of ``RaySettings``. machines: not used; Ray starts deployments that are arguments of others."""
+        """face: settings towards clients. machines: not used; Ray starts deployments that are arguments of others."""
         self._registry = registry
         self._heartbeats: _Heartbeats | None = None
         network = face.network

@@ -195,13 +195,13 @@ class Attaining:
         """
         problem, accepted = self.problem, np.ones(len(self._rates))  # by model
         if level < np.inf:
-            bound = placing_bound(problem, "attainment", 1 / level)
+            bound = placing_bound(problem, "attainment", stretch=1 / level)
             if bound is None or bound.value > 1 - 1e-6:
                 return None
             accepted = np.array(
                 [min(1.0, sum(shares.get(m, 0.0) for shares in bound.shares)) for m in range(len(accepted))]
             )
-        models = np.flatnonzero(accepted > 0.01)
+        models = np.flatnonzero(accepted > 0.01)  # numbers of the models; those with hardly any request are left out
         limited = _scale(problem.section(range(len(problem.machines)), models.tolist()), accepted[models])
         bound = placing_bound(limited, "load")
         if bound is None:
