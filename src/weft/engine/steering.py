@@ -58,7 +58,7 @@ class Pressure:
     def update(self, now_ns: int, queue_ns: int, spare_ns: int) -> float:
         """Update and return the pressure: a request that came now would wait *queue_ns* and has *spare_ns* of slack."""
         spare_ns = max(1, spare_ns)
-        observed = min(queue_ns / spare_ns, 2 * FULL_PRESSURE)
+        observed = min(queue_ns / spare_ns, 2 * FULL_PRESSURE)  # a larger value would only take longer to decay
         since_ns = now_ns - self.seen_ns if self.seen_ns is not None else 0
         weight = 1 - math.exp(-since_ns / (MEMORY * spare_ns))
         self.value += weight * (observed - self.value)

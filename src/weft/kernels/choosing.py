@@ -70,14 +70,14 @@ def _first_in_order(state, table, count, policy):
     best, best_key = -1, (0, 0, 0, 0)
     for i in range(count):
         if table[i, k.MAY_GO]:
-            stream, job = table[i, k.HEAD_STREAM], table[i, k.HEAD_PLACE]
-            last = state.jobs[stream, job, k.LAST_ISSUED] if job >= 0 else -1
+            stream, place = table[i, k.HEAD_STREAM], table[i, k.HEAD_PLACE]
+            last = state.jobs[stream, place, k.LAST_ISSUED] if place >= 0 else -1
             order = table[i, k.HEAD_ARRIVAL]
             if policy == k.FAIR:
                 order = state.streams[stream, k.SERVED]
             elif policy == k.ROUND_ROBIN:
                 order = table[i, k.HEAD_QUERY]
-            key = fifo_key(resumes(job + 1, last), order, 0, stream)
+            key = fifo_key(resumes(place + 1, last), order, 0, stream)  # place + 1 is above 0 only for begun batches
             if best < 0 or key < best_key:
                 best, best_key = i, key
     return best

@@ -105,7 +105,7 @@ def _saturated_table(reports: Sequence[Report], in_pieces: Sequence[Report]) -> 
             2, (f"STP in 1/{pieces}", "", f"With every layer in pieces of at most 1/{pieces} of the weight buffer")
         )
         for row, other in zip(rows, in_pieces, strict=True):
-            row.insert(2, _number(other.stp))
+            row.insert(2, _number(other.stp))  # behind the STP
     return {"heads": heads, "rows": rows}
 
 

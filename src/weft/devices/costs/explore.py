@@ -153,7 +153,7 @@ def explore(
         platform.name,
     )
     times = _all_times(models, template, tile, max_batch, progress)
-    operations = np.array([2e-9 * model.macs for model in models])[:, None, None]
+    operations = np.array([2e-9 * model.macs for model in models])[:, None, None]  # 10^9, two per MAC
     gops = operations * np.arange(1, max_batch + 1)[:, None] / times
     per_model = np.tensordot(gops, batch_weights, axes=(1, 0))
     scores = np.exp(np.log(per_model).mean(axis=0))

@@ -97,7 +97,7 @@ def alone_ticks(program: Program, buffer: int) -> float:
     from weft.kernels.replay import COMPUTE_END, replay
 
     layers = len(program)
-    settle = 4 + -(-buffer // max(1, program.total_fetch))
+    settle = 4 + -(-buffer // max(1, program.total_fetch))  # queries until the buffer has filled, and a few more
     settle = min(settle, max(4, _SETTLE_LAYERS // layers))
     queries = 2 * settle
     times = np.empty((queries * layers, 4), np.int64)

@@ -272,8 +272,10 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
                     )
                 )
     alone = tuple(at_exits[term.programs].total_work * clock.tick_s for term in terms)
-    by_layer, by_exit = (Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS) for programs in (layered, at_exits))
-    return Case(workload, device, clock, by_layer, by_exit, tuple(terms), alone)
+    layer_setting, exit_setting = (
+        Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS) for programs in (layered, at_exits)
+    )
+    return Case(workload, device, clock, layer_setting, exit_setting, tuple(terms), alone)
 
 
 def estimates(policy: Policy) -> list[Sequence[int]]:
