@@ -234,7 +234,7 @@ def written_bytes(size: int | None) -> str | None:
     """Return a size as a text that ``parse_bytes`` reads, such as 256m."""
     if size is None:
         return None
-    unit = max((unit for unit in range(5) if size % 1024**unit == 0), default=0)
+    unit = max((unit for unit in range(5) if size % 1024**unit == 0), default=0)  # the power of 1024
     return f"{size >> 10 * unit}{' kmgt'[unit].strip()}"
 
 

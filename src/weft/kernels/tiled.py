@@ -45,7 +45,7 @@ def work(product: Floats, tile: Floats, batch: int, b_r: int, reading: int) -> P
     lanes = float(batch - b_r + 1)
     # The first *full* lanes hold b_r samples each (tall), one more the rest (short); further lanes are empty.
     full, rest = float(batch // b_r), float(batch % b_r)
-    own_passes = np.ceil(columns / t_c)
+    own_passes = np.ceil(columns / t_c)  # passes over the columns of one lane; names with "first": of the first pass
     fetches = batch * own_passes
     if reading in (STRADDLE, REFETCH):
         passes = np.ceil(lanes * columns / t_c)

@@ -250,7 +250,7 @@ def _requests_per_s(case: Case, index: int) -> float:
         return rate
     if stream.arrival == "closed":  # a client's cycle: the requests of all clients one after another, then its pause
         return stream.clients / (stream.think_ms / 1e3 + stream.clients * case.alone_s[index])
-    return sum(map(len, case.arrivals(index, None))) / case.workload.duration_s
+    return sum(map(len, case.arrivals(index, seed=None))) / case.workload.duration_s
 
 
 def _shorten(workload: Workload, duration_s: float) -> Workload:

@@ -223,8 +223,7 @@ def _chart(
     """Return the data of a bar chart.
 
     meaning: an explanation of the values. bars: for each policy, pairs of a model's index (-1: all models together) and
-    a value. show: the format of values
-    in the template. limit: a line across the bars.
+    a value. show: the format of values in the template. limit: a line across the bars.
     """
     return {"title": title, "meaning": meaning, "show": show, "bars": bars, "limit": limit}
 

@@ -403,6 +403,7 @@ def _program(name: str, model: _MeasuredModel, batch: int, hand_over_s: float) -
 
 
 def _measured_latencies(stream: _Stream) -> Floats:
+    """Return the latency of each request in seconds, NaN without an answer."""
     return np.array(
         [
             np.nan if latency_s is None or status != 200 else latency_s

@@ -79,7 +79,10 @@ class _LimitedClients(Arrivals):
     def __init__(
         self, most_missed: Sequence[float], warm: int, terms: Sequence[Terms], *times: Any, **how: Any
     ) -> None:
-        """most_missed: for each stream, the deadlines that requests which arrive at *warm* or later may miss."""
+        """most_missed: for each stream, the deadlines that requests which arrive at *warm* or later may miss.
+
+        times, how: further arguments of ``Arrivals``.
+        """
         super().__init__(terms, *times, **how)
         self._misses_left, self._warm = list(most_missed), warm
 
