@@ -136,7 +136,7 @@ def stream_report(
     arrived, completed, violated = counts[k.ARRIVED], counts[k.COMPLETED], counts[k.VIOLATED]
     ticks = percentiles(histogram, (*PERCENTILES, *range(1, 101)), counts[k.LATENCY_MAX]) if completed else []
     latencies_s = [latency * tick_s for latency in ticks]
-    tail: Sequence[float | None] = latencies_s[: len(PERCENTILES)] or [None] * len(PERCENTILES)
+    p50_s, p90_s, p99_s, p999_s = latencies_s[: len(PERCENTILES)] or [None] * len(PERCENTILES)
     return RequestStream(
         model=model,
         deadline_s=deadline_s,
@@ -150,10 +150,10 @@ def stream_report(
         mean_batch=completed / counts[k.BATCHES] if counts[k.BATCHES] else 0.0,
         deepest_queue=counts[k.DEEPEST],
         mean_latency_s=counts[k.LATENCY_SUM] * tick_s / completed if completed else None,
-        p50_s=tail[0],
-        p90_s=tail[1],
-        p99_s=tail[2],
-        p999_s=tail[3],
+        p50_s=p50_s,
+        p90_s=p90_s,
+        p99_s=p99_s,
+        p999_s=p999_s,
         max_latency_s=counts[k.LATENCY_MAX] * tick_s if completed else None,
         cdf_s=tuple(latencies_s[len(PERCENTILES) :]),
         p99_max_of=largest_of(completed),

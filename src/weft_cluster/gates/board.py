@@ -109,7 +109,7 @@ class RoutingBoard:
     def remove(self, place: int) -> None:
         """Remove a server. Its place may be given to another one."""
         del self._machines[place]
-        self._sent_at = {key: sent_at for key, sent_at in self._sent_at.items() if key[1] != place}
+        self._sent_at = {(model, at): sent_at for (model, at), sent_at in self._sent_at.items() if at != place}
         self.estimates[place] = Estimate(up=False)
         for model, replicas in list(self._replicas.items()):
             self._set_replicas(model, [replica for replica in replicas if replica.machine != place])

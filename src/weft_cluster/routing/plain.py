@@ -36,7 +36,7 @@ def serve(lowered: LoweredCluster, setting: ClusterSetting, blocks: Iterable[Tic
         for gate in gates:
             gate.update_estimates(period, reports)
         until = (period + 1) * lowered.period
-        while upcoming is not None and upcoming[1][0] < until:
+        while upcoming is not None and upcoming[1][0] < until:  # [1][0]: its time
             number, (now, model, draws) = upcoming
             routed.append(gates[number % setting.gates].route(int(model), int(now), tuple(map(float, draws))))
             machines[_node(lowered, routed[-1])].take(routed[-1], int(now))

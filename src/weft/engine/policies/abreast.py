@@ -139,7 +139,7 @@ class Abreast(Policy):
         """
         shares, programs = self._shares, tuple([work.head.program for work in works])
         if len(works) == 1:
-            return ways(shares, programs)[0]
+            return ways(shares, programs)[0]  # the fastest
         whole = shares.whole
         held = tuple([whole[0] if work.lane in whole else work.lane for work in works])
         ending = tuple([place for place, work in enumerate(works) if work.ends])

@@ -109,7 +109,7 @@ class TopUp(Refilling):
             cost += next_cost
         unserved -= next_size
         if unserved:
-            full = path.rests[-1][0]
+            full = path.rests[-1][0]  # the time of a full batch
             cost += rules.backlog_cost(unserved, max_batch, full, end - now)
             end += rules.backlog_ticks(unserved, max_batch, full)
         return cost + self.backlog * (end - now)

@@ -84,7 +84,7 @@ def applies(case: Case, policy: Policy) -> bool:
         return False
     if isinstance(case.device, Npu):
         return not any(program.exits for program in setting.programs)
-    # Nothing is woven without a memory channel: the loop only covers the batches in order to which a failsafe falls back.
+    # Without a memory channel nothing is woven: the loop only covers the failsafe, which runs batches in order.
     return not weaves or (policy.loop_options.failsafe and all(program.compute_bound for program in setting.programs))
 
 
