@@ -249,7 +249,7 @@ def simulate_workload(
     print_exits(workload)
     write_result(json_file, run.report.as_dict())
     if record:
-        write_exports(request_trace(case, run), None, **exports)
+        write_exports(request_trace(case, run), report=None, **exports)
     if isinstance(target, Host):
         compile_for_next_time()
 

@@ -57,7 +57,7 @@ def command(
             seeds=seeds,
             tolerance=tolerance,
             processes=processes or os.cpu_count() or 1,
-            on_progress=lambda done, of: advance(None, done, of),
+            on_progress=lambda done, of: advance(done=done, of=of),
         )
     print_table(loads.table())
     write_result(json_file, loads.as_dict())

@@ -419,6 +419,6 @@ def _figures(latency_s: Floats, deadline_s: float | None) -> Figures:
     if len(latency_s) and deadline_s is not None:
         missed = 1 - float((answered <= deadline_s).sum()) / len(latency_s)
     if not len(answered):
-        return Figures(0, None, None, None, missed)
+        return Figures(answered=0, mean_s=None, p50_s=None, p99_s=None, missed_share=missed)
     p50, p99 = ranks(answered, (0.5, 0.99))
     return Figures(len(answered), float(answered.mean()), p50, p99, missed)

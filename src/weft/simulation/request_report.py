@@ -136,7 +136,8 @@ def stream_report(
     arrived, completed, violated = counts[k.ARRIVED], counts[k.COMPLETED], counts[k.VIOLATED]
     ticks = percentiles(histogram, (*PERCENTILES, *range(1, 101)), counts[k.LATENCY_MAX]) if completed else []
     latencies_s = [latency * tick_s for latency in ticks]
-    p50_s, p90_s, p99_s, p999_s = latencies_s[: len(PERCENTILES)] or [None] * len(PERCENTILES)
+    tail: Sequence[float | None] = latencies_s[: len(PERCENTILES)] or [None] * len(PERCENTILES)
+    p50_s, p90_s, p99_s, p999_s = tail
     return RequestStream(
         model=model,
         deadline_s=deadline_s,

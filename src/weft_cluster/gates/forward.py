@@ -255,7 +255,7 @@ class Forward:
             left_ms = (self._due.at - now) / 1e6
             message = f"{self._model}: its deadline cannot be met on any machine; {left_ms:.1f} ms are left"
             raise Expired(message, reason="unmeetable")
-        if not self._send(now, None):
+        if not self._send(now, excluded=None):
             gate.counts["nowhere"] += 1
             raise Overloaded(f"{self._model}: no machine that has it takes requests now; send it again later")
         self._exchange.gone = self._on_client_left
@@ -330,7 +330,7 @@ class Forward:
         link.counts["lost"] += 1
         link.suspect()
         # Another server first; the same one if there is no other, as perhaps only the connection broke.
-        if self._retry(now, link.place) or self._retry(now, None):
+        if self._retry(now, link.place) or self._retry(now, excluded=None):
             return
         self._gate.counts["lost"] += 1
         message = f"{self._model}: {link.machine} was lost with it, and no other server can answer in time: {why}"

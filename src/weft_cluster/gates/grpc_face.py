@@ -86,9 +86,11 @@ class GateGrpc:
         ]
         self._server = grpc.aio.server(options=options)
         handlers = {name: self._unary(RPCS[name]) for name in CALLS}
-        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer, None, serialized)
-        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream, None, serialized)
-        health = {"Check": grpc.unary_unary_rpc_method_handler(self._check, None, serialized)}
+        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer, response_serializer=serialized)
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream, response_serializer=serialized
+        )
+        health = {"Check": grpc.unary_unary_rpc_method_handler(self._check, response_serializer=serialized)}
         self._server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(proto.SERVICE, handlers),
@@ -111,10 +113,11 @@ class GateGrpc:
         """Return a gRPC handler that answers a call by sending it to the HTTP endpoint of the same name."""
         assert endpoint.rpc
         method, write = endpoint.rpc.method, endpoint.rpc.write
+        request_class, _, _ = proto.METHODS[method]
 
         async def answer_call(data: bytes, context: Any) -> Any:
             try:
-                message = grpc_messages.parse_small(proto.METHODS[method][0], data)
+                message = grpc_messages.parse_small(request_class, data)
                 path = endpoint.path.format(model=quote(getattr(message, "name", ""), safe=""))
                 answer = await self._send_to_gate("GET", path, _headers(context), b"")
                 if endpoint.schema == HEALTH:
@@ -125,7 +128,7 @@ class GateGrpc:
                 refuse(context, error)
             return b""
 
-        return grpc.unary_unary_rpc_method_handler(answer_call, None, serialized)
+        return grpc.unary_unary_rpc_method_handler(answer_call, response_serializer=serialized)
 
     async def _check(self, _: bytes, context: Any) -> Any:
         """Answer gRPC's own health check by the gate's readiness."""
@@ -186,7 +189,7 @@ class GateGrpc:
         try:
             message = grpc_messages.read_infer(data, self._max_bytes)
             identity = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
-            answer = reply(infer_response=await self._forward_infer(message, headers, None))
+            answer = reply(infer_response=await self._forward_infer(message, headers, left_s=None))
         except RequestError as error:
             answer = reply(error_message=str(error), infer_response=identity)
         answer.infer_response.parameters["triton_final_response"].bool_param = True

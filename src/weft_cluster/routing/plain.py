@@ -201,7 +201,7 @@ class _Machine:
                 if not batch.late:
                     array += sum(program.compute[batch.layer :])
                     channel += sum(program.fetch[batch.layer :])
-        return Estimate(array, channel, waiting, True, now)
+        return Estimate(array, channel, waiting, up=True, as_of=now)
 
 
 def _make_tally(lowered: LoweredCluster, machines: Sequence[_Machine], routed: list[int]) -> ClusterTally:

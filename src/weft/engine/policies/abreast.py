@@ -123,7 +123,7 @@ class Abreast(Policy):
                 works.append(_Work(head or last, head is not None, need, due, number, ends))
         for head in heads.values():
             need = head.remaining * with_margin // 100
-            works.append(_Work(head, True, need, _latest_finish(head, now + need)))
+            works.append(_Work(head, offered=True, need=need, due=_latest_finish(head, now + need)))
         if len(works) > 1:
             works.sort(key=_program_of)  # so that the cache of ways is hit whatever the order of candidates
         return works
