@@ -168,7 +168,7 @@ class Batcher:
         waiting: the number of waiting requests of the stream, these included.
         """
         dues = tuple([ticket.due for ticket in newcomers])
-        deadline = dues[0] if queue.waiting else NO_DEADLINE
+        deadline = dues[0] if queue.waiting else NO_DEADLINE  # otherwise all of them are late
         beginnings: list[Candidate] = []
         arrival, priority = NO_DEADLINE, 0
         for size, ticket in enumerate(newcomers, start=1):

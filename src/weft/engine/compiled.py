@@ -135,6 +135,7 @@ def _turn_factors(policy: Policy) -> tuple[Ints, int]:
         return np.array([program.total_work for program in setting.programs]) * len(setting.programs), sum(
             setting.rounds * program.total_work for program in setting.programs
         )
+    # The next stream follows after a query (round robin), or after all queries of a stream (fifo).
     return np.ones(len(setting.programs), np.int64), 1 if type(policy) is RoundRobin else setting.rounds
 
 

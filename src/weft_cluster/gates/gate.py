@@ -236,7 +236,7 @@ class Gate:
             if method not in ("GET", "HEAD") and path != "/v2/repository/index":
                 raise Forbidden(f"a gate passes on requests for results; {method[:20]} {path[:200]!r} is for a server")
             return _AdmittedQuery(
-                self._forward_query if model else self._find_page(path), model, SMALL_BODY_BYTES, None
+                self._forward_query if model else self._find_page(path), model, SMALL_BODY_BYTES, caller=None
             )
         except RequestError as error:
             return refusal(error)

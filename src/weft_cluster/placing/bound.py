@@ -65,7 +65,7 @@ class _Programme:
 
         self.groups = alike_machines(problem)
         integral = objective in ("machines", "cost") and len(self.groups) > 1
-        self._solver = pywraplp.Solver.CreateSolver("SCIP" if integral else "GLOP")
+        self._solver = pywraplp.Solver.CreateSolver("SCIP" if integral else "GLOP")  # GLOP: linear only
         self._problem, self._objective, self._stretch = problem, objective, stretch
         goal = self._solver.Objective()
         goal.SetOptimizationDirection(objective in ("load", "attainment"))
@@ -193,12 +193,12 @@ class AlikeMachines:
 def alike_machines(problem: PlacingProblem) -> tuple[AlikeMachines, ...]:
     """Group the machines by kind and zone; a machine that a model is pinned to is a group of its own."""
     pinned = {demand.machine for demand in problem.demands}
-    numbers: dict[tuple[str, str, str], list[int]] = {}
+    members_by_group: dict[tuple[str, str, str], list[int]] = {}
     for number, machine in enumerate(problem.machines):
         pinned_name = machine.name if machine.name in pinned else ""
-        numbers.setdefault((machine.kind, machine.zone, pinned_name), []).append(number)
+        members_by_group.setdefault((machine.kind, machine.zone, pinned_name), []).append(number)
     names = list(problem.kinds)
     return tuple(
         AlikeMachines(names.index(kind), problem.kinds[kind], tuple(members))
-        for (kind, _, _), members in numbers.items()
+        for (kind, _, _), members in members_by_group.items()
     )

@@ -169,6 +169,7 @@ class GateServer:
         snapshot: RegistrySnapshot = await self._registry.snapshot.remote()
         answering = {link.target.url: link.placed for link in list(self._thread.gate.links.values()) if link.up}
         servers = {url: machine for url, machine in (answering | snapshot.servers).items() if url not in snapshot.left}
+        # A registry that was just started knows no models yet.
         await asyncio.to_thread(self._thread.set_servers, servers, snapshot.models or None)
 
     def where(self) -> tuple[int, str]:

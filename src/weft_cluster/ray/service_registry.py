@@ -79,7 +79,7 @@ class ServiceRegistry:
         entry.machine, entry.heartbeat_s = machine, now
         if refused is not None:
             entry.refused.append((now, Counter(refused)))
-            while entry.refused[0][0] < now - REFUSED_S:
+            while entry.refused[0][0] < now - REFUSED_S:  # [0][0]: the oldest time
                 entry.refused.popleft()
         return {} if machine is None else self._refused_rates(model.model for model in machine.models)
 

@@ -137,7 +137,7 @@ def needed(loads: Sequence[ServerLoad], cap: float) -> int:
     if not loads:
         return 1
     total = max(sum(load.compute for load in loads), sum(load.bandwidth for load in loads))
-    count = max(1, math.ceil(total / cap - 1e-9))
+    count = max(1, math.ceil(total / cap - 1e-9))  # rounding must not add a server
     if count >= len(loads):
         return count
     # Fewer servers only if the rest stays below the cap by a margin.

@@ -78,7 +78,7 @@ def place(
 
 
 def _notes(result: BoundedFilling, target: float | None) -> list[str]:
-    """Notes on a placement: how many machines more the *target*, the share of requests on time, takes."""
+    """Notes on a placement: that the *target*, the share of requests on time, takes more machines than the load."""
     used, notes = int(result.filling.used.sum()), []
     if target is not None and 0 < result.carried < used:
         notes.append(

@@ -142,7 +142,7 @@ def prepare(workload: Workload, device: Device | None = None, cost: str = "pipel
 def _prepare_host(workload: Workload, host: Host) -> Case:
     """Prepare models as measured on a host; policies expect the time of a segment while all other lanes are busy."""
     clock, lanes = Clock.nanoseconds(), host.together()
-    _ticks(clock, workload.duration_s, "duration_s")
+    _ticks(clock, workload.duration_s, "duration_s")  # raises WorkloadError for a duration that the clock cannot hold
     programs: list[Program] = []
     terms, alone = [], []
     kinds: list[GpuLikeness] = []
@@ -223,7 +223,7 @@ def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
     cost: the name of a cost model.
     """
     clock = Clock.of(npu)
-    _ticks(clock, workload.duration_s, "duration_s")
+    _ticks(clock, workload.duration_s, "duration_s")  # raises WorkloadError for a duration that the clock cannot hold
     programs: list[Program] = []
     terms, alone, peaks = [], [], []
     for stream in workload.stream:
@@ -234,7 +234,7 @@ def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
             )
         with _add_shape_advice(workload, stream):
             profiles = _profiles(stream, npu, cost, workload.folder)
-        peaks.append((stream.model, profiles[-1].peak_activation_bytes))
+        peaks.append((stream.model, profiles[-1].peak_activation_bytes))  # at the largest batch
         lowered = [lower(profile, npu) for profile in profiles]
         terms.append(_terms(stream, len(programs), clock))
         alone.append(alone_ticks(lowered[0], clock.buffer) * clock.tick_s)
@@ -247,7 +247,7 @@ def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
 def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
     """Prepare models on a tiled NPU, with whole layers, and with all layers between two exits as one."""
     clock = Clock.nanoseconds()
-    _ticks(clock, workload.duration_s, "duration_s")
+    _ticks(clock, workload.duration_s, "duration_s")  # raises WorkloadError for a duration that the clock cannot hold
     layered: list[Program] = []
     at_exits: list[Program] = []
     terms = []

@@ -194,7 +194,8 @@ def _refresh_blocks(
 ) -> tuple[Ints, Ints]:
     """Return the remaining values of each stream, or its next block if none remain, and their bounds (``known``).
 
-    more: set to False for streams whose source has ended.
+    values, known: the blocks so far. sources: the further blocks of each stream. more: set to False for streams whose
+    source has ended.
     """
     remaining = []
     for stream, source in enumerate(sources):
