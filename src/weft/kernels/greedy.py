@@ -65,6 +65,7 @@ def _weave(fetch, compute, offsets, compute_bound, issues, heads, held, band, bu
         if band is not None:
             hold_back(band, position, held)
         clocks = channel, array, fetched, peak[n]
+        # First among all streams, then among those that help a resource that all candidates starve.
         best, channel, wants_weights, wants_space = _least_idle(
             before, peak, clocks, heads, held, compute_bound, buffer, largest, False, False
         )

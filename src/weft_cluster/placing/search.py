@@ -156,7 +156,7 @@ class _Levels:
         if bound is not None and len(bound.groups) == 1:
             return _open_by_bound(self._problem, bound, level), None
         if bound is not None and level:
-            bound = placing_bound(self._problem, self._objective, 1 + level / max(1.0, sum(bound.opened)))
+            bound = placing_bound(self._problem, self._objective, stretch=1 + level / max(1.0, sum(bound.opened)))
         if bound is None:
             return np.ones(len(self._problem.machines), np.bool_), None
         return _open_by_bound(self._problem, bound), bound

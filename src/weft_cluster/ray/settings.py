@@ -154,6 +154,7 @@ class UtilisationPolicy:
         self._cap = busy_cap
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Return the number of servers, and the state that Ray keeps for the policy: none."""
         compute, bandwidth = (_latest_values(context.raw_metrics or {}, name) for name in (COMPUTE, BANDWIDTH))
         loads = [ServerLoad(compute[replica], bandwidth.get(replica, 0.0)) for replica in compute]
         if len(loads) < context.current_num_replicas:  # a server that just started has not reported yet
