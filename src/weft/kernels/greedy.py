@@ -40,7 +40,7 @@ def weave_greedy(
     each issue. band: the fairness rule; None: no stream is held back. Returns the number of issues.
     """
     issues = columns(len(chosen) + 1)
-    if len(offsets) == 3 and band is None:
+    if len(offsets) == 3 and band is None:  # two streams
         return int(_weave_two(fetch, compute, offsets, compute_bound, issues, buffer, work, chosen))
     position = offsets[:-1].copy()
     heads = position, fetch[position], compute[position], np.zeros(len(position), np.int64)

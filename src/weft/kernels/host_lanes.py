@@ -120,7 +120,8 @@ def _account(models, state, log, segment):
     clocks[k.ARRAY] = max(clocks[k.ARRAY], end)
     clocks[k.COMPUTED] += end - begin if len(models.work) else models.layers[layer, k.COMPUTE]
     if clocks[k.LOGGED] < len(log.issues):
-        row = log.issues[clocks[k.LOGGED]]  # the columns are in ``LoopLog``; a segment has no fetch
+        # Stream, query, layer, program; start and end of the fetch, of which a segment has none, and of the compute.
+        row = log.issues[clocks[k.LOGGED]]
         row[0], row[1] = segment[k.SEG_STREAM], segment[k.SEG_QUERY]
         row[2], row[3] = layer - models.programs[segment[k.SEG_PROGRAM], k.FIRST], segment[k.SEG_PROGRAM]
         row[4] = row[5] = row[6] = begin

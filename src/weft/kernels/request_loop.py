@@ -400,7 +400,8 @@ def _issue(models, rules, state, log, stream, place, layer_row):
     end, _ = on_chip(before, peak, pointer, peak[n], clocks[k.CHANNEL], size, x)
     array, fetched, n = issued(before, peak, n, clocks[k.ARRAY], end, clocks[k.FETCHED], size, busy)
     if clocks[k.LOGGED] < len(log.issues):
-        row = log.issues[clocks[k.LOGGED]]  # the columns are in ``LoopLog``
+        # Stream, query, layer, program; start and end of the fetch and of the compute.
+        row = log.issues[clocks[k.LOGGED]]
         row[0], row[1], row[2], row[3] = stream, job[k.QUERY], job[k.LAYER] - 1, job[k.PROGRAM]
         row[4], row[5], row[6], row[7] = clocks[k.CHANNEL], end, array - busy, array
         clocks[k.LOGGED] += 1

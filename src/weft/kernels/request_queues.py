@@ -165,7 +165,7 @@ def record_end(models, terms, rules, state, log, stream, arrival, leaves, end, n
     if clocks[k.GIVEN_UP]:
         return
     if clocks[k.ANSWERED] < len(log.answers):
-        row = log.answers[clocks[k.ANSWERED]]  # the columns are in ``LoopLog``
+        row = log.answers[clocks[k.ANSWERED]]  # stream, arrival, end, layers after which it left
         row[0], row[1], row[2], row[3] = stream, arrival, end, leaves if end >= 0 else 0
         clocks[k.ANSWERED] += 1
     if arrival >= rules.warm:

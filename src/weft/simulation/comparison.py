@@ -152,7 +152,7 @@ def compare(
     names = _saturated_names(policies, sweep)
     npu = load_npu(device) if isinstance(device, str) else device
     profiles = [_profile(model, npu, batch, cost) for model in models]
-    advance = _ProgressCounter(on_progress, 2 * len(names) + sweep)
+    advance = _ProgressCounter(on_progress, 2 * len(names) + sweep)  # policies may run again, in pieces
     options: dict[str, dict[str, Option]] = {}
     if sweep:
         advance("sweeping aimt")

@@ -120,7 +120,7 @@ class Abreast(Policy):
                 remaining = last.remaining - last.compute if head is None else head.remaining
                 need = lane_ticks + remaining * with_margin // 100
                 due, ends = _latest_finish(head or last, now + need), last.remaining <= last.compute
-                works.append(_Work(head or last, head is not None, need, due, number, ends))
+                works.append(_Work(head or last, offered=head is not None, need=need, due=due, lane=number, ends=ends))
         for head in heads.values():
             need = head.remaining * with_margin // 100
             works.append(_Work(head, offered=True, need=need, due=_latest_finish(head, now + need)))
@@ -144,9 +144,9 @@ class Abreast(Policy):
         held = tuple([whole[0] if work.lane in whole else work.lane for work in works])
         ending = tuple([place for place, work in enumerate(works) if work.ends])
         hurried = min([work.due for work in works]) - now <= PLENTY * sum([work.need for work in works])
-        options, counts = open_ways(shares, programs, held, ending, hurried=hurried)
+        options, expected_speeds = open_ways(shares, programs, held, ending, hurried=hurried)
         weights, slacks = self._weights(works, now, hurried), self._slacks(works, now) if hurried else []
-        scores = counts.dot(weights) if options else counts
+        scores = expected_speeds.dot(weights) if options else expected_speeds
         for _ in options:
             best = int(scores.argmax())
             if _keeps_deadlines(options[best], works, slacks):
