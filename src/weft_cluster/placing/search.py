@@ -60,7 +60,7 @@ def search(problem: PlacingProblem, objective: Objective, target: float | None, 
     bound = placing_bound(problem, "load")
     assert bound is not None  # a multiple of 0 can always be served
     scale, filling = most_load(problem, bound)
-    return BoundedFilling(filling, scale, bound, 0)
+    return BoundedFilling(filling, scale, bound, carried=0)
 
 
 def _minimise_machines(
