@@ -126,7 +126,7 @@ def _make_tally(
     counts, bins = _count_requests(case, feed, warm, overheads)
     for row, batches, depth in zip(counts, feed.batches(warm), deepest, strict=True):
         row[k.BATCHES], row[k.DEEPEST] = batches, depth
-    clocks = np.zeros(9, np.int64)
+    clocks = np.zeros(9, np.int64)  # CHANNEL to ANSWERED of ``LoopState.clocks``
     clocks[k.ARRAY] = max([times.compute_end for _, times in executor.log], default=0)
     clocks[k.FETCHED] = sum(head.fetch for head, _ in executor.log)
     clocks[k.COMPUTED] = _computed_ticks(case, executor)
