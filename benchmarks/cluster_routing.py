@@ -114,7 +114,7 @@ def by_load(bases: dict[int, Cluster], requests: int) -> list[dict[str, Any]]:
     """One machine in ten at half speed, reports 200 ms old."""
     rows = []
     for replicas, load in product(bases, LOADS):
-        cluster = slowed(bases[replicas].asked(load), 0.1, 0.5, seed=9)
+        cluster = slowed(bases[replicas].scaled(load), 0.1, 0.5, seed=9)
         for name, setting in variants(age_s=0.2):
             row = {"replicas": replicas, "load": load, "router": name, **missed(cluster, setting, requests)}
             rows.append(row)
@@ -124,7 +124,7 @@ def by_load(bases: dict[int, Cluster], requests: int) -> list[dict[str, Any]]:
 
 def by_age(bases: dict[int, Cluster], requests: int) -> list[dict[str, Any]]:
     """The same at one load, for reports of different ages, and for several gates."""
-    cluster = slowed(bases[2].asked(0.7), 0.1, 0.5, seed=9)
+    cluster = slowed(bases[2].scaled(0.7), 0.1, 0.5, seed=9)
     rows = []
     for age_s in (0.0, 0.05, 0.2, 0.5, 1.0, 2.0):
         for gates, router in ((1, "slack"), (8, "slack"), (1, "two-aged"), (1, "two-choices")):
@@ -142,7 +142,7 @@ def by_failures(bases: dict[int, Cluster], requests: int) -> list[dict[str, Any]
             setting = ClusterSetting(router=router, age_s=age_s)
             rows.append(
                 {"failing": share, "age_s": age_s, "router": router}
-                | missed(bases[2].asked(0.7), setting, requests, fail=share)
+                | missed(bases[2].scaled(0.7), setting, requests, fail=share)
             )
             row = rows[-1]
             print(
@@ -161,7 +161,7 @@ def by_bursts(bases: dict[int, Cluster], requests: int) -> list[dict[str, Any]]:
     for kind, value, cv, day in cases:
         for router in ("slack", "two-aged", "two-choices"):
             setting = ClusterSetting(router=router, age_s=0.2)
-            result = missed(bases[2].asked(0.7, cv), setting, requests, day=day)
+            result = missed(bases[2].scaled(0.7, cv), setting, requests, day=day)
             rows.append({kind: value, "router": router, **result})
             print(f"{kind} {value:g}  {router:12} {result['missed']:9.4%}", flush=True)
     return rows

@@ -229,7 +229,7 @@ def missed(case: Case, seed: int) -> tuple[int, int]:
     try:
         with sleeping() as servers, ThreadPoolExecutor(case.gates) as pool:
             for thread in threads:
-                thread.know({url: machine for machine in placed.machines for url in servers[machine.name]})
+                thread.set_servers({url: machine for machine in placed.machines for url in servers[machine.name]})
             while any(not server["up"] for thread in threads for server in thread.status()["servers"]):
                 time.sleep(0.05)
             numbers = range(case.gates)

@@ -75,16 +75,17 @@ def _measure_device(
     on_progress: OnProgress | None = None,
     **plan_options: Any,
 ) -> Host:
-    """Measure this machine with each sensible number of lanes and threads; return the least loaded per lane."""
+    """Measure this machine with each sensible number of lanes and threads; return the least loaded per lane.
+
+    Arguments are those of ``make_plan``; *processes* does not matter here.
+    """
     report_progress = on_progress or (lambda progress: None)
     served, measured = measured_for(workload, devices, seconds, cache, report_progress, int8=int8, **plan_options)
 
     def load_per_lane(host: Host) -> float:
-        """Seconds of work per second and lane."""
-        return (
-            sum((rate or 0.0) * host.model(stream.served_name).total_s(1) for stream, rate, _ in served.sent_streams)
-            / host.lanes
-        )
+        """Return the seconds of work per second and lane."""
+        work_s = [(sent.rate or 0.0) * host.model(sent.name).total_s(1) for sent in served.sent_streams]
+        return sum(work_s) / host.lanes
 
     return min(measured.hosts, key=load_per_lane)
 

@@ -53,7 +53,7 @@ def test_everything_that_a_tool_of_ours_registers_is_there(path):
 
 @pytest.mark.parametrize("name", [name for name in tools.registered("commands") if " " not in name])
 def test_the_list_of_commands_says_what_their_help_begins_with(name):
-    shown = tools.registered("commands")[name].about["help"]
+    shown = tools.registered("commands")[name].details["help"]
     assert (_command(name).help or "").split("\n\n")[0].replace("\n", " ").strip() == shown
 
 

@@ -8,7 +8,7 @@ from weft.base.errors import InputError
 from weft_cluster.routing.router import ROUTERS, Estimate, Replica, RoutedRequest, check_router, expected
 
 IDLE = Estimate()
-PAIR = (Replica(0, 10, 4, until=0.5), Replica(1, 10, 4, until=1.0))
+PAIR = (Replica(0, 10, 4, cumulative_share=0.5), Replica(1, 10, 4, cumulative_share=1.0))
 
 
 def routed(name: str, estimates: list[Estimate], *replicas: Replica, now: int = 0, turn: int = 0, **more) -> int:
@@ -17,14 +17,14 @@ def routed(name: str, estimates: list[Estimate], *replicas: Replica, now: int = 
 
 def test_a_request_is_expected_when_the_later_resource_is_through_with_it():
     known = [Estimate(array=30, channel=50, as_of=100)]
-    assert expected(known, Replica(0, 10, 4, besides=7), 100) == 100 + 7 + max(30 + 10, 50 + 4)
-    assert expected(known, Replica(0, 10, 4, besides=7), 140) == 140 + 7 + max(0 + 10, 10 + 4)
-    assert expected(known, Replica(0, 10, 4, besides=7), 900) == 900 + 7 + max(10, 4)
+    assert expected(known, Replica(0, 10, 4, overhead=7), 100) == 100 + 7 + max(30 + 10, 50 + 4)
+    assert expected(known, Replica(0, 10, 4, overhead=7), 140) == 140 + 7 + max(0 + 10, 10 + 4)
+    assert expected(known, Replica(0, 10, 4, overhead=7), 900) == 900 + 7 + max(10, 4)
 
 
 def test_slack_goes_where_the_answer_comes_first_though_more_waits_there():
     busy_array, busy_channel = Estimate(array=40, waiting=1), Estimate(channel=40, waiting=9)
-    computes, fetches = ((Replica(0, *work, until=0.5), Replica(1, *work)) for work in ((20, 1), (1, 20)))
+    computes, fetches = ((Replica(0, *work, cumulative_share=0.5), Replica(1, *work)) for work in ((20, 1), (1, 20)))
     assert routed("slack", [busy_array, busy_channel], *computes) == 1
     assert routed("slack", [busy_array, busy_channel], *fetches) == 0
     assert routed("two-choices", [busy_array, busy_channel], *computes) == 0
@@ -32,7 +32,7 @@ def test_slack_goes_where_the_answer_comes_first_though_more_waits_there():
 
 def test_slack_knows_slow_machines_and_long_ways():
     assert routed("slack", [IDLE, IDLE], Replica(0, 20, 8), Replica(1, 10, 4)) == 1
-    assert routed("slack", [IDLE, IDLE], Replica(0, 10, 4, besides=3), Replica(1, 10, 4, besides=2)) == 1
+    assert routed("slack", [IDLE, IDLE], Replica(0, 10, 4, overhead=3), Replica(1, 10, 4, overhead=2)) == 1
 
 
 def test_of_equals_slack_takes_the_next_in_turn():
@@ -50,7 +50,7 @@ def test_what_was_sent_ages_an_estimate():
 
 def test_two_choices_look_at_two_that_are_drawn():
     known = [Estimate(waiting=5), Estimate(waiting=3), Estimate(waiting=0)]
-    three = tuple(Replica(machine, 5, 5, until=(machine + 1) / 3) for machine in range(3))
+    three = tuple(Replica(machine, 5, 5, cumulative_share=(machine + 1) / 3) for machine in range(3))
     assert routed("two-choices", known, *three, draws=(0.1, 0.0)) == 1  # the first, and the first of the others
     assert routed("two-choices", known, *three, draws=(0.1, 0.9)) == 2
     assert routed("two-choices", known, *three, draws=(0.5, 0.0)) == 1  # the second; the other is worse
@@ -63,14 +63,14 @@ def test_two_choices_look_at_two_that_are_drawn():
 
 @pytest.mark.parametrize("name", ["random", "round-robin"])
 def test_shares_are_kept(name):
-    unequal = (Replica(0, 5, 5, until=0.7), Replica(1, 5, 5, until=1.0))
+    unequal = (Replica(0, 5, 5, cumulative_share=0.7), Replica(1, 5, 5, cumulative_share=1.0))
     draws = [(number + 0.5) / 100 for number in range(100)]
     places = [routed(name, [IDLE, IDLE], *unequal, turn=turn, draws=(draw, 0)) for turn, draw in enumerate(draws)]
     assert sum(places) == pytest.approx(30, abs=1)
 
 
 def test_turns_keep_shares_at_every_moment():
-    thirds = tuple(Replica(machine, 5, 5, until=(machine + 1) / 3) for machine in range(3))
+    thirds = tuple(Replica(machine, 5, 5, cumulative_share=(machine + 1) / 3) for machine in range(3))
     places = [routed("round-robin", [IDLE] * 3, *thirds, turn=turn) for turn in range(60)]
     for last in range(3, 60):
         assert all(abs(places[:last].count(machine) - last / 3) < 2 for machine in range(3))

@@ -141,7 +141,7 @@ class ListedFeed:
             Ticket(
                 *order[:5],
                 leaves=order.leaves,
-                sure=dict(zip(kinds[order.stream].exits, order.sure, strict=True)) if order.sure else None,
+                confidences=dict(zip(kinds[order.stream].exits, order.sure, strict=True)) if order.sure else None,
                 line=lines[order.stream] if lines else None,
             )
             for order in sorted(orders, key=lambda order: order.arrival)
@@ -177,7 +177,7 @@ class ListedFeed:
         here = [ticket for ticket in batch.members if not ticket.gone]
         leaving = [ticket for ticket in here if _leaves(ticket, batch.layer)]
         for ticket in leaving:
-            assert ticket.sure or ticket.leaves == batch.layer, "it went past its exit"
+            assert ticket.confidences or ticket.leaves == batch.layer, "it went past its exit"
             self.fates[ticket].append(Fate("served", completion.times.compute_end, batch.query))
         return [ticket for ticket in here if ticket not in leaving]
 
@@ -199,7 +199,7 @@ class ListedFeed:
 
 
 def _leaves(ticket: Ticket, layer: int) -> bool:
-    return ticket.sure[layer] >= ticket.threshold if ticket.sure else 0 < ticket.leaves <= layer
+    return ticket.confidences[layer] >= ticket.threshold if ticket.confidences else 0 < ticket.leaves <= layer
 
 
 class Piece(NamedTuple):

@@ -183,7 +183,7 @@ def simulated_arrivals(policy: str, load: Load) -> tuple[list[tuple[int, int, in
         end=0,
         strict=load.orders[0].strict,
         leaves=[iter([0] * len(orders)) if each.exits else None for each, orders in zip(load.kinds, mine, strict=True)],
-        sure=[
+        confidences=[
             iter([dict(zip(each.exits, order.sure, strict=True)) for order in orders]) if each.exits else None
             for each, orders in zip(load.kinds, mine, strict=True)
         ],

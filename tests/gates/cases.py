@@ -126,7 +126,7 @@ def gated(where: Placement, urls: dict[str, list[str]], **settings: Any) -> Iter
     thread = GateThread(where.models, ServerConfig(http_port=0, **face), GateSettings(**settings))
     thread.start()
     try:
-        thread.know(known(where, urls))
+        thread.set_servers(known(where, urls))
         until(lambda: all(server["up"] for server in thread.status()["servers"]))
         yield thread
     finally:
@@ -141,7 +141,7 @@ from weft.serving.config import ServerConfig
 servers = {url: PlacedMachine.model_validate(each) for url, each in json.loads(sys.stdin.readline()).items()}
 gate = GateThread([], ServerConfig(http_port=0, grpc_port=None))
 port = gate.start()
-gate.know(servers)
+gate.set_servers(servers)
 print(port, flush=True)
 sys.stdin.read()
 """

@@ -20,8 +20,8 @@ def board(where=PAIR, **settings) -> RoutingBoard:
     return made
 
 
-def chosen(made: RoutingBoard, now: int = 0, but: int | None = None) -> int:
-    found = made.choose("net", now, but)
+def chosen(made: RoutingBoard, now: int = 0, excluded: int | None = None) -> int:
+    found = made.choose("net", now, excluded)
     assert found is not None
     return found.replica.machine
 
@@ -57,9 +57,11 @@ def test_a_server_s_own_word_replaces_all_that_was_thought():
     made = board()
     made.heard(0, "net", ServerEstimate(40 * MS, 6 * MS, 3), 100 * MS, way=1 * MS)
     assert chosen(made, 100 * MS) == 1
-    assert chosen(made, 100 * MS, but=1) == 0
-    assert made.choose("net", 100 * MS, but=1).expected == (100 + 40 + 6 + 1) * MS
-    assert made.choose("net", 100 * MS, but=1).replica == Replica(0, 2 * MS, 0, besides=5 * MS, until=0.5)
+    assert chosen(made, 100 * MS, excluded=1) == 0
+    assert made.choose("net", 100 * MS, excluded=1).expected == (100 + 40 + 6 + 1) * MS
+    assert made.choose("net", 100 * MS, excluded=1).replica == Replica(
+        0, 2 * MS, 0, overhead=5 * MS, cumulative_share=0.5
+    )
     assert chosen(made, 200 * MS) == 0  # the work is done, and it is faster
 
 
@@ -76,11 +78,11 @@ def test_nobody_is_asked_who_is_down_and_who_comes_back_has_nothing_to_do():
 
 def test_a_request_is_hopeless_only_by_what_was_said_a_moment_ago():
     made = board()
-    assert not made.hopeless("net", 5 * MS, 0)  # nobody has said anything
+    assert not made.unmeetable("net", 5 * MS, 0)  # nobody has said anything
     for place in (0, 1):
         made.heard(place, "net", ServerEstimate(0, 8 * MS, 1), 0, 0)
-    assert made.hopeless("net", 7 * MS, 0) and not made.hopeless("net", 8 * MS, 0)
-    assert not made.hopeless("net", BELIEVED_NS + 1, BELIEVED_NS + 1)
+    assert made.unmeetable("net", 7 * MS, 0) and not made.unmeetable("net", 8 * MS, 0)
+    assert not made.unmeetable("net", BELIEVED_NS + 1, BELIEVED_NS + 1)
 
 
 def test_a_server_of_which_nothing_was_heard_is_tried_with_a_request_that_can_wait():

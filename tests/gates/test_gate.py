@@ -229,9 +229,9 @@ def test_with_nobody_left_a_request_is_told_so():
 
 def test_servers_come_and_go():
     with scripted(OK, OK) as (left, right), gated(PAIR, {"left": [left.url]}) as gate:
-        gate.know(known(PAIR, {"right": [right.url], "left": [left.url]}))
+        gate.set_servers(known(PAIR, {"right": [right.url], "left": [left.url]}))
         until(lambda: all(server["up"] for server in gate.status()["servers"]))
-        gate.know(known(PAIR, {"right": [right.url]}))
+        gate.set_servers(known(PAIR, {"right": [right.url]}))
         assert {infer(gate)[2]["Weft-Machine"] for _ in range(4)} == {"right"}
 
 
@@ -351,7 +351,7 @@ def test_how_a_cluster_stands_is_shown(capsys, tmp_path):
     with scripted(OK, BUSY) as (left, right), gated(PAIR, {"left": [left.url], "right": [right.url]}) as gate:
         url = f"http://127.0.0.1:{gate.gate.port}"
         assert infer(gate)[0] == 200
-        gate.know(known(PAIR, {"left": [left.url]}))
+        gate.set_servers(known(PAIR, {"left": [left.url]}))
         code, shown, _ = run(capsys, "cluster", "status", url, "--json", str(tmp_path / "status.json"))
         assert code == 0 and "left" in shown and "right" in shown
         told = json.loads((tmp_path / "status.json").read_text())

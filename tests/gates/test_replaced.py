@@ -28,12 +28,12 @@ def test_a_server_that_is_not_listed_any_more_answers_what_it_has():
         client.start()
         assert left.came.wait(live.PATIENCE_S)
         servers = known(PAIR, {"right": [right.url]})
-        gate.know(servers)
+        gate.set_servers(servers)
         until(lambda: all(each["up"] == (each["machine"] == "right") for each in gate.status()["servers"]))
         assert infer(gate)[2]["Weft-Machine"] == "right" and len(gate.status()["servers"]) == 2
         left.answer(left.asked[0], OK(left.asked[0]))
         client.join()
-        gate.know(servers)
+        gate.set_servers(servers)
         assert found[0][0] == 200 and found[0][2]["Weft-Machine"] == "left"
         assert [each["machine"] for each in gate.status()["servers"]] == ["right"]
 
@@ -55,10 +55,10 @@ def test_servers_are_replaced_one_after_another_and_no_request_is_lost_or_tried_
             client.start()
         for name, old in ends.items():
             new = stack.enter_context(live.running(file, **made)).url
-            gate.know(known(PAIR, urls | {name: [*urls[name], new]}))
+            gate.set_servers(known(PAIR, urls | {name: [*urls[name], new]}))
             until(lambda: all(server["up"] for server in gate.status()["servers"]))
             urls[name] = [new]
-            until(lambda: gate.know(known(PAIR, urls)) or len(gate.status()["servers"]) == 2)
+            until(lambda: gate.set_servers(known(PAIR, urls)) or len(gate.status()["servers"]) == 2)
             old.close()
             go_on(statuses)
         ended.set()

@@ -92,9 +92,9 @@ RANGES = {
     "share": st.floats(0, 1),
     "size": st.integers(1, 64),
     "late": st.integers(0, 640),
-    "left": st.integers(0, 2**17),
-    "most": st.integers(1, 64),
-    "full": st.integers(0, 2**40),
+    "requests": st.integers(0, 2**17),
+    "max_batch": st.integers(1, 64),
+    "batch_ticks": st.integers(0, 2**40),
     **dict.fromkeys(("inherent", "wants_weights", "wants_space", "compute_bound"), st.booleans()),
 }
 
@@ -216,7 +216,7 @@ FAULTS: dict[str, Callable[..., Any]] = {
     "idle": lambda fetch, compute, fetched, prefetch, array, buffer, largest: (0, 0, compute, True, 0),
     "weave_key": lambda idle, inherent, distance: (-idle, distance),
     "weave_due_key": lambda idle, deadline: (-idle, deadline),
-    "goes_on": lambda wants_weights, wants_space, heavy: (
+    "helps_starved": lambda wants_weights, wants_space, heavy: (
         not wants_weights if heavy else wants_weights or not wants_space
     ),
     "priced_idle": cheap_fetch,
@@ -281,7 +281,7 @@ def refilled() -> Iterator[tuple[Any, Any]]:
 
 
 WHERE = {
-    **dict.fromkeys(("weave_key", "goes_on", "priced_idle", "aimt_key", "within_lag", "idle"), saturated),
+    **dict.fromkeys(("weave_key", "helps_starved", "priced_idle", "aimt_key", "within_lag", "idle"), saturated),
     **dict.fromkeys(("fluid_overhead", "leaving_cost", "backlog_cost", "backlog_ticks"), refilled),
 }
 

@@ -91,5 +91,5 @@ def _carried(problem: PlacingProblem, sets: tuple[tuple[int, ...], ...]) -> bool
             share = solver.NumVar(0.0, 1.0, "")
             wholes[model].SetCoefficient(share, 1.0)
             for row, limit in enumerate(limits):
-                limit.SetCoefficient(share, float(problem.rows[0, row, model]))
+                limit.SetCoefficient(share, float(problem.model_loads[0, row, model]))
     return bool(solver.Solve() == solver.OPTIMAL)

@@ -194,7 +194,7 @@ def test_whatever_changes_limits_are_kept_and_pinned_models_stay(seed, hysteresi
     now = problem([each.scaled(float(rng.uniform(0.3, 3.0))) for each in models], 4, first=int(rng.integers(1, 3)))
     filling, change = changed(before, now, hysteresis)
     assert not [limit for limit in broken_limits(filling) if "must be in" not in limit]
-    assert set(filling.where(0)) <= {[machine.name for machine in now.machines].index("gpu-2")}
+    assert set(filling.machines_with(0)) <= {[machine.name for machine in now.machines].index("gpu-2")}
     assert filling.served().max() <= 1 + 1e-6
     assert {load.machine for load in change.loads} <= {machine.name for machine in now.machines}
 

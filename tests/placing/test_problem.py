@@ -22,7 +22,7 @@ def test_the_larger_row_is_the_busy_time_of_a_woven_machine(
     problem = PlacingProblem.of(machines(1, overlap=overlap), [demand("m", compute, memory + 1e-3, other=other)])
     c, m = problem.compute[0, 0], problem.memory[0, 0]
     busy = max(c, m) + (1 - overlap) * min(c, m) + problem.other[0, 0]
-    assert problem.rows[0, :, 0].max() == pytest.approx(busy)
+    assert problem.model_loads[0, :, 0].max() == pytest.approx(busy)
 
 
 def filling(*demands: object, **kind: float) -> Filling:
@@ -59,10 +59,10 @@ def test_what_is_taken_off_leaves_no_trace() -> None:
     found.add(0, 1, 0.5)
     before = found.loads.copy(), found.bytes.copy(), found.longest_s.copy(), found.tightest_s.copy()
     found.add(0, 0, 0.3)
-    assert found.take(0, 0) == 0.3
+    assert found.remove(0, 0) == 0.3
     for was, now in zip(before, (found.loads, found.bytes, found.longest_s, found.tightest_s), strict=True):
         np.testing.assert_allclose(was, now)
-    assert found.where(0) == []
+    assert found.machines_with(0) == []
 
 
 def test_more_of_a_model_needs_no_more_memory() -> None:

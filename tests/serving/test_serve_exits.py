@@ -21,7 +21,7 @@ from tests.serving.contracts.exits import *  # noqa: F403
 from tests.serving.contracts.exits import COUNT, REFILLING, check_answer, infer, metrics, outputs_of
 from tests.serving.live import Live, running
 from weft.base.errors import Cancelled, InputError
-from weft.engine.steering import CALM, FULL, ExitShares, Pressure, Steering
+from weft.engine.steering import CALM_PRESSURE, FULL_PRESSURE, ExitShares, Pressure, Steering
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.serving.exit_rules import EXIT, ExitRules
@@ -39,7 +39,7 @@ def test_a_threshold_sinks_with_the_pressure_and_no_further_than_its_floor(top, 
     steering = Steering(top, top * share)
     less, more = sorted((less, more))
     assert top * share - 1e-12 <= steering.threshold(more) <= steering.threshold(less) <= top
-    assert steering.threshold(CALM) == top and steering.threshold(FULL) == pytest.approx(top * share)
+    assert steering.threshold(CALM_PRESSURE) == top and steering.threshold(FULL_PRESSURE) == pytest.approx(top * share)
     assert Steering(top).threshold(more) == top
 
 

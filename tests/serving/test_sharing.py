@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.devices.host import GpuCuts
-from weft.devices.shares import LEAST_FACTOR, MOST_FACTOR, WAITS, GpuLikeness, Pair, SeenSpeeds
+from weft.devices.shares import LEAST_FACTOR, LEAST_OBSERVED, MOST_FACTOR, GpuLikeness, Pair, SeenSpeeds
 from weft.engine.policies.ways import open_ways, ways
 from weft.serving.gpu_sharing import UNCUT, UNMEASURED, UPDATE_TICKS, GpuSharing, LaneRun, sharing_for
 from weft.serving.statistics import SHARES_KEPT, ShareTimes
@@ -58,7 +58,7 @@ def test_a_program_that_takes_the_place_of_another_is_another_kind(sharing: GpuS
 
 def test_decisions_follow_what_was_learned_of_a_body_until_it_is_gone(sharing: GpuSharing) -> None:
     pair, before = Pair(0, LARGE_LANE, 1, SMALL_LANE), [ways(sharing.shares, (0, other)) for other in (1, 2)]
-    for _ in range(2 * WAITS):
+    for _ in range(2 * LEAST_OBSERVED):
         sharing.observe(LaneRun(LARGE_LANE, 0, 0, MS), 4 * MS, [LaneRun(SMALL_LANE, 1, 0, MS)])
     assert sharing.shares.seen.factor(pair) > 1.3
     assert [ways(sharing.shares, (0, other)) != old for other, old in zip((1, 2), before, strict=True)] == [True, True]
@@ -83,7 +83,7 @@ def test_speeds_follow_what_was_seen_of_a_pair(sharing: GpuSharing) -> None:
     kinds, lanes, at = (0, 1), (LARGE_LANE, SMALL_LANE), 0
     predicted = sharing.shares.predicted(kinds, lanes)[0]
     took = round(MS / predicted / 0.8)
-    for _ in range(4 * WAITS):
+    for _ in range(4 * LEAST_OBSERVED):
         other = LaneRun(SMALL_LANE, 1, at, at + took)
         seen = sharing.observe(LaneRun(LARGE_LANE, 0, at, at + took), MS, [other])
         at += took
@@ -99,7 +99,7 @@ def test_a_way_that_is_better_than_it_looks_is_found() -> None:
     sharing.recut(H200)
     sharing.put(0, [SMALL], 0)
     sharing.put(1, [SMALL], 1)
-    for _ in range(40 * WAITS):
+    for _ in range(40 * LEAST_OBSERVED):
         open_to, counts = open_ways(sharing.shares, (0, 1), (-1, -1), hurried=False)
         tried.append(open_to[int(counts.sum(axis=1).argmax())].lanes)
         lanes, off = ((0, 1), 1.08) if tried[-1] == (0, 0) else (tried[-1], 0.95)
@@ -108,7 +108,7 @@ def test_a_way_that_is_better_than_it_looks_is_found() -> None:
         free[one] += took
         beside = LaneRun(lanes[1 - one], 1 - one, 0, free[one])
         sharing.observe(LaneRun(lanes[one], one, free[one] - took, free[one]), MS, [beside])
-    assert tried[0] != (0, 0) and tried[-WAITS:] == [(0, 0)] * WAITS
+    assert tried[0] != (0, 0) and tried[-LEAST_OBSERVED:] == [(0, 0)] * LEAST_OBSERVED
     assert len(set(tried)) > 2, "others were tried, too"
     for lanes in {(0, 1), *tried} - {(0, 0)}:
         assert sharing.shares.hope((0, 1), lanes) == 1.0, "nothing is left to hope for"

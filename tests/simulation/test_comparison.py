@@ -13,7 +13,7 @@ from weft.devices import Host, HostModel, TiledNpu, load_device
 from weft.devices.costs.layer_costs import LayerCost, Profile
 from weft.planning.survey.host_measurement import subjects_of
 from weft.simulation.comparison import compare, compare_requests
-from weft.simulation.loads import AS_WRITTEN, PAPER_RATIOS, SustainedLoads, check_asked, sustain
+from weft.simulation.loads import AS_WRITTEN, PAPER_RATIOS, SustainedLoads, check_request, sustain
 from weft.simulation.requests import simulate_requests
 from weft.simulation.run_length import FRESH_SEED, USUAL, prolong, prolong_if_shorter
 from weft.simulation.sustain import Question, Sustained
@@ -150,12 +150,12 @@ def test_the_largest_load_is_searched_for_each_policy() -> None:
 
 def test_ratios_divide_the_total_rate() -> None:
     base = requests(total_rate=10.0, stream=[{"model": name, "deadline_ms": 5} for name in ("a", "b")])
-    assert [load.rates for load in check_asked(base, "edf", [(4, 1), (1, 1)], "keep")] == [(8.0, 2.0), (5.0, 5.0)]
+    assert [load.rates for load in check_request(base, "edf", [(4, 1), (1, 1)], "keep")] == [(8.0, 2.0), (5.0, 5.0)]
     assert [PAPER_RATIOS[place] for place in (0, 6, -1)] == [(64, 1), (1, 1), (1, 64)] and len(PAPER_RATIOS) == 13
     with pytest.raises(WorkloadError, match="ratios divide the workload's total_rate"):
-        check_asked(requests(), "edf", [(1.0,)], "keep")
+        check_request(requests(), "edf", [(1.0,)], "keep")
     with pytest.raises(WorkloadError, match="ratio has 1 parts for 2 streams"):
-        check_asked(base, "edf", [(1.0,)], "keep")
+        check_request(base, "edf", [(1.0,)], "keep")
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ class PoolClosed(Exception):
 
 
 class ChildPool:
-    """A pool of child processes, started on demand, for calls from any thread.
+    """A pool of child processes, started on demand by *start*, for calls from any thread.
 
     There are as many children as threads ever called at once; each runs one call at a time. A child that dies is
     replaced at the next call.

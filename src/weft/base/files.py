@@ -212,7 +212,8 @@ def check_file(path: Path) -> None:
 def check_folder(path: Path, *, replaced: bool) -> None:
     """Raise the OSError with which writing a folder would fail now; no file is left behind.
 
-    replaced: whether ``replacing_folder`` will write it; otherwise ``make_folder`` will, and files one by one.
+    replaced: whether ``replacing_folder`` will write it, for which its parent must exist. Otherwise ``make_folder``
+    makes it, with missing parents, and files are written into it one by one.
     """
     resolved = Path(os.path.realpath(path))
     if resolved.exists() and not resolved.is_dir():

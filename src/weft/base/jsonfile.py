@@ -61,6 +61,6 @@ def first_problem(error: ValidationError, *schemas: type[BaseModel]) -> str:
     if not problem["loc"] and problem["type"] == "value_error":  # a validator of the whole model names the part itself
         return message
     value = repr(problem["input"])
-    shown = value if len(value) <= 60 else value[:57] + "..."
+    short_value = value if len(value) <= 60 else value[:57] + "..."
     further = len(error.errors()) - 1
-    return f"{where} = {shown}: {message}" + (f" (and {further} more problems)" if further else "")
+    return f"{where} = {short_value}: {message}" + (f" (and {further} more problems)" if further else "")

@@ -62,8 +62,8 @@ class Entry(NamedTuple):
     name: str
     target: str
     """``module`` or ``module:attribute``."""
-    about: Mapping[str, Any]
-    """The other keys of the entry."""
+    details: Mapping[str, Any]
+    """The other keys of the entry: ``needs``, ``extra``, and those of its section in ``SECTIONS``."""
 
     def load(self) -> Any:
         """Import the target; UnusableTool that names the command to install a missing package.
@@ -88,10 +88,10 @@ class Entry(NamedTuple):
 
     def missing(self) -> tuple[str, ...]:
         """Return the required modules that are not installed."""
-        return _missing_modules((*self.tool.needs, *self.about.get("needs", ())))
+        return _missing_modules((*self.tool.needs, *self.details.get("needs", ())))
 
     def _missing_message(self, *modules: str) -> str:
-        return self.tool.lacks(*modules, extra=self.about.get("extra", ""))
+        return self.tool.lacks(*modules, extra=self.details.get("extra", ""))
 
 
 class Tool(NamedTuple):
@@ -111,9 +111,9 @@ class Tool(NamedTuple):
 
     def missing(self) -> tuple[str, ...]:
         """Return the modules required by the tool or its entries that are not installed; nothing is imported."""
-        entries = (about for section in self.sections.values() for about in section.values())
+        entries = (details for section in self.sections.values() for details in section.values())
         return _missing_modules(
-            dict.fromkeys((*self.needs, *(name for about in entries for name in about.get("needs", ()))))
+            dict.fromkeys((*self.needs, *(name for details in entries for name in details.get("needs", ()))))
         )
 
     def lacks(self, *modules: str, extra: str = "") -> str:
@@ -128,8 +128,9 @@ class Tool(NamedTuple):
             yield self.entry(section, name)
 
     def entry(self, section: str, name: str) -> Entry:
-        about = self.sections[section][name]
-        return Entry(self, name, about["target"], {key: value for key, value in about.items() if key != "target"})
+        """Return the entry *name* of a section."""
+        details = self.sections[section][name]
+        return Entry(self, name, details["target"], {key: value for key, value in details.items() if key != "target"})
 
 
 def _missing_modules(modules: Iterable[str]) -> tuple[str, ...]:
@@ -279,20 +280,20 @@ def _entries(section: str, table: Any) -> dict[str, dict[str, Any]]:
     """Return name -> entry of a section of ``tool.toml``; a bare target becomes an entry. ValueError if invalid."""
     if not isinstance(table, dict):
         raise ValueError(f"{section} must be a table")
-    entries = {name: {"target": about} if isinstance(about, str) else about for name, about in table.items()}
-    for name, about in entries.items():
-        if not isinstance(about, dict) or not isinstance(about.get("target"), str):
+    entries = {name: {"target": details} if isinstance(details, str) else details for name, details in table.items()}
+    for name, details in entries.items():
+        if not isinstance(details, dict) or not isinstance(details.get("target"), str):
             raise ValueError(f"{section}.{name} must name its target, as module or module:attribute")
-        _check_keys(f"{section}.{name}", about, {**_ANY_ENTRY, **SECTIONS[section]})
+        _check_keys(f"{section}.{name}", details, {**_ANY_ENTRY, **SECTIONS[section]})
         if section == "devices":
-            _check_device(name, about)
+            _check_device(name, details)
     return entries
 
 
-def _check_keys(where: str, about: Mapping[str, Any], known: Mapping[str, type]) -> None:
+def _check_keys(where: str, details: Mapping[str, Any], known: Mapping[str, type]) -> None:
     """Raise ValueError for an unknown key, or for a value of another type; lists hold text."""
-    _needs(about)
-    for key, value in about.items():
+    _needs(details)
+    for key, value in details.items():
         if key not in known:
             raise ValueError(f"{where} has {key!r}, which is not known there")
         texts = value if isinstance(value, list) else [""]
@@ -300,15 +301,15 @@ def _check_keys(where: str, about: Mapping[str, Any], known: Mapping[str, type])
             raise ValueError(f"{where}: {key} = {value!r} must be of the kind {known[key].__name__}")
 
 
-def _check_device(name: str, about: Mapping[str, Any]) -> None:
+def _check_device(name: str, details: Mapping[str, Any]) -> None:
     """Raise ValueError if a kind of device is ambiguous or has no valid example; device names are ``KIND:WHICH``."""
     if not re.fullmatch("[a-z][a-z0-9_-]*", name) or name in ("host", "cpu"):
         raise ValueError(
             f"devices.{name} cannot be the beginning of a device's name; use small letters, not host or cpu"
         )
-    kind, _, which = about.get("example", "").partition(":")
+    kind, _, which = details.get("example", "").partition(":")
     try:
-        matches = kind == name and re.fullmatch(about.get("names", ANY_NAME), which)
+        matches = kind == name and re.fullmatch(details.get("names", ANY_NAME), which)
     except re.error as error:
         raise ValueError(f"devices.{name}: names must be a regular expression: {error}") from error
     if not matches:

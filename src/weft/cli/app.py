@@ -56,14 +56,14 @@ def _by_group() -> dict[str, Entry]:
 
 def group_of(entry: Entry) -> str:
     """Return the group of a command."""
-    return str(entry.about.get("group", OTHERS))
+    return str(entry.details.get("group", OTHERS))
 
 
 @cache
 def _command(name: str) -> Any:
     """Return a command, or a group with its subcommands, as a click command that can run."""
     entry, parent = _by_group()[name], typer.Typer(add_completion=False)
-    parent.callback()(lambda: None)
+    parent.callback()(lambda: None)  # otherwise typer would make a single command the whole app
     module = _load_module(entry)
     if hasattr(module, "app"):
         add_subcommands(module.app, entry.name)
@@ -112,7 +112,7 @@ class _UnusableCommand:
 
 def _summary(entry: Entry) -> TyperCommand:
     """Return a command for the list of commands, without importing it."""
-    text = entry.about.get("help", "")
+    text = entry.details.get("help", "")
     return TyperCommand(entry.name, help=text if entry.tool.own else escape(text), rich_help_panel=group_of(entry))
 
 
@@ -185,7 +185,7 @@ def _root(
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Run many neural networks on one machine, well."""
-    console.stderr = False
+    console.stderr = False  # an earlier command of this process may have had ``--json -``
     compiler_log = logging.getLogger("weft.kernels")
     if not compiler_log.handlers:
         compiler_log.setLevel(logging.INFO)

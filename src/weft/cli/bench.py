@@ -10,7 +10,7 @@ import typer
 from weft.base.errors import WorkloadError
 from weft.cli import common
 from weft.cli.command import refuse_unused
-from weft.cli.common import asked_workload, how, out, what
+from weft.cli.common import how, out, requested_workload, what
 from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, write_result
 from weft.reports.tables import largest_notes, mark_largest
 
@@ -85,7 +85,7 @@ def command(
             connections=connections,
             api_key=api_key,
             grace_s=grace,
-            alone=5,
+            alone=5,  # requests of each stream that are sent one by one before the run, for their overhead
             progress=progress,
         )
     print_load(result)
@@ -101,6 +101,7 @@ def _plan(path: str | None) -> Plan | None:
 
 
 def _at_load(workload: Workload, load: float) -> Workload:
+    """Return the workload with all rates multiplied by *load*; WorkloadError if that is not possible."""
     if not 0 < load < inf:
         raise WorkloadError(f"--load {load:g} must be more than 0: it multiplies all rates")
     if not any(workload.rates):
@@ -109,7 +110,7 @@ def _at_load(workload: Workload, load: float) -> Workload:
 
 
 def _predict_load(plan: Plan | None, folder: str | None, workload: Workload) -> Plan | None:
-    """Return the plan with its prediction for another load."""
+    """Return the plan with its prediction for another load; *folder*: that of the plan."""
     from weft.planning.prediction import planned_host, predict
 
     if plan is None or folder is None:
@@ -157,7 +158,7 @@ def _workload(
         raise WorkloadError("say what to send: a workload file, a plan, or --stream MODEL:rate=10")
     changes = {key: value for key, value in options.items() if value is not None}
     planned = planned_workload if path is not None and is_plan(path) else None
-    return asked_workload(path, streams, shapes, read=planned, **changes)
+    return requested_workload(path, streams, shapes, read=planned, **changes)
 
 
 def print_load(result: LoadResult) -> None:

@@ -51,12 +51,13 @@ def file_option(
 ) -> Any:
     """Declare an option for a file to write; a path that cannot be written is refused before any work.
 
-    require: raises InputError if a package that writes the file is not installed.
+    suffixes: those that the file may have; empty: any. panel: of the help. require: raises InputError if a package that
+    writes the file is not installed.
     """
 
     def check(context: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
         option = max(param.opts, key=len)
-        if option == "--json":
+        if option == "--json":  # tables must not be mixed into a result on standard output
             console.stderr = value == STANDARD_OUTPUT
         if value is not None and not context.resilient_parsing and (option, value) != ("--json", STANDARD_OUTPUT):
             if require is not None:
@@ -82,7 +83,10 @@ def folder_option(*names: str, help: str, replaced: bool = False, panel: str | N
 
 
 def check_folder_place(option: str, path: Path, *, replaced: bool = False) -> None:
-    """Raise InputError for a path at which no folder can be written; called before minutes of work."""
+    """Raise InputError for a path at which no folder can be written; called before minutes of work.
+
+    replaced: as of ``folder_option``.
+    """
     if replaced and not path.absolute().parent.is_dir():
         raise InputError(f"{option} {path}: there is no folder {path.absolute().parent}")
     if path.is_file():
@@ -230,7 +234,7 @@ def written_bytes(size: int | None) -> str | None:
     """Return a size as a text that ``parse_bytes`` reads, such as 256m."""
     if size is None:
         return None
-    unit = max((unit for unit in range(5) if size % 1024**unit == 0), default=0)
+    unit = max((unit for unit in range(5) if size % 1024**unit == 0), default=0)  # the power of 1024
     return f"{size >> 10 * unit}{' kmgt'[unit].strip()}"
 
 
@@ -332,7 +336,7 @@ def _refuse_model(path: str) -> None:
         raise WorkloadError(f"{path} is a model, and a workload file (TOML) is wanted here; ask for it with {example}")
 
 
-def asked_workload(
+def requested_workload(
     path: str | None,
     streams: Sequence[str] | None,
     shapes: Sequence[str] | None = None,

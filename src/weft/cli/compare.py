@@ -106,7 +106,7 @@ def _compare_requests(
     json_file: str | None,
     html: str | None,
 ) -> None:
-    """Compare policies on the requests of a workload, on this machine."""
+    """Compare policies on the requests of a workload, on this machine; parameters are the values of options."""
     from weft.engine.lateness import check_late
     from weft.simulation.comparison import ALL, check_host, compare_requests, request_names
     from weft.workloads.requests import read_workload

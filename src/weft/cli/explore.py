@@ -90,7 +90,7 @@ def explore_npu(
             elementwise=elementwise,
             edges=edges,
             bandwidth_gb_s=_parse_bandwidth(bandwidth, board),
-            progress=lambda done, of: advance(None, done, of),
+            progress=lambda done, of: advance(done=done, of=of),
         )
     _print(exploration, models, top)
     if figure:

@@ -93,7 +93,7 @@ def named_npu(device: str | None) -> Npu:
 
     if device is not None and (is_measured(device) or device.endswith(".json")):
         if not is_measured(device):
-            read_host(device)
+            read_host(device)  # raises DeviceError if the file is not a measured host
         raise InputError(f"--device {device} serves requests: give their rates and deadlines in a --workload file")
     npu = load_npu(device or DEFAULT_NPU)
     if device is None:

@@ -45,6 +45,7 @@ def _exit_interrupted(at_once: bool) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> None:
+    """Run a command; None: that of this process's command line, which the context's ``obj`` tells the command."""
     if arguments is None:
         gc.set_threshold(SELDOM)
     from weft.base.errors import WeftError

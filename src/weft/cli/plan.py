@@ -15,12 +15,12 @@ from weft.cli.command import name_options_in_errors, refuse_unused, terminated_l
 from weft.cli.common import (
     JsonFile,
     Shapes,
-    asked_workload,
     compile_for_next_time,
     complete_models,
     folder_option,
     how,
     parse_bytes,
+    requested_workload,
     what,
 )
 from weft.cli.printing import print_table, progress_bar, say, say_written, stage_bars, write_result
@@ -145,7 +145,7 @@ def command(
 def _workload(path: str | None, streams: list[str] | None, shapes: list[str] | None) -> Workload:
     if (path is None) == (not streams):
         raise WorkloadError("say what to plan for: a workload file, or -s MODEL.onnx:rate=10,deadline=100")
-    return asked_workload(path, streams, shapes)
+    return requested_workload(path, streams, shapes)
 
 
 def _check(context: typer.Context, folder: str) -> None:
@@ -186,7 +186,7 @@ def _time_again(folder: str, changes: list[str]) -> list[str]:
 
 
 def _print_conditions(measured: Conditions | None, began: datetime, devices: Sequence[str]) -> None:
-    """Print the age of measurements that are older than this command, and warn of disturbed ones."""
+    """Print the age of measurements that are older than this command (*began*), and warn of disturbed ones."""
     from weft.devices.conditions import age_in_words
     from weft.devices.host import is_measured
 

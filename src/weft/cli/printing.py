@@ -109,7 +109,8 @@ def counted(count: int, thing: str) -> str:
 def progress_bar(what: str, total: int | None = None) -> Iterator[Advance]:
     """Show the progress of a task: a bar that disappears at the end; without a terminal, lines on standard error.
 
-    Yields a function that advances and renames the bar. Without a *total*, only the elapsed time is shown.
+    what: its description. Yields a function that advances and renames the bar. Without a *total*, only the elapsed time
+    is shown.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

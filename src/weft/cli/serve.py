@@ -137,7 +137,10 @@ def _settings(
     *,
     unchecked: bool = False,
 ) -> ServerConfig:
-    """Return the settings of the file or plan, overridden by environment variables, then by *options*."""
+    """Return the settings of the file or plan, overridden by environment variables, then by *options*.
+
+    unchecked: serve a plan although its model files have changed.
+    """
     from weft.serving.environment import settings_in
 
     if api_key_file:

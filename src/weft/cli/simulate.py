@@ -249,7 +249,7 @@ def simulate_workload(
     print_exits(workload)
     write_result(json_file, run.report.as_dict())
     if record:
-        write_exports(request_trace(case, run), None, **exports)
+        write_exports(request_trace(case, run), report=None, **exports)
     if isinstance(target, Host):
         compile_for_next_time()
 
@@ -270,7 +270,7 @@ def print_requests(report: RequestReport) -> None:
     from weft.simulation.run_tables import busy, requests_table
 
     table = requests_table(report)
-    print_table(table._replace(notes=table.notes[1:]))
+    print_table(table._replace(notes=table.notes[1:]))  # the first note is printed below, with more figures
     console.print(
         f"\nSTP [bold]{report.stp:.3f}[/bold] of {report.offered_stp:.3f} offered, {report.goodput_stp:.3f} in time   "
         f"{busy(report, '   ')}   {report.decisions} decisions",

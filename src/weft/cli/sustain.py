@@ -36,7 +36,7 @@ def command(
     json_file: common.JsonFile = None,
 ) -> None:
     """Find the highest load at which at most 1 % of any stream's deadlines are missed."""
-    from weft.simulation.loads import check_asked, sustain
+    from weft.simulation.loads import check_request, sustain
     from weft.workloads.requests import read_workload
 
     if processes < 0:
@@ -44,7 +44,7 @@ def command(
     base = with_shapes(read_workload(workload), shape)
     mixes = _mixes(ratios)
     names = policies if policies == "all" else split_names(policies, "--policies")
-    check_asked(base, names, mixes, late)
+    check_request(base, names, mixes, late)
     target = workload_device(base, device, lanes, seconds, cache, shape)
     with progress_bar("searching", 1) as advance:
         loads = sustain(
@@ -57,7 +57,7 @@ def command(
             seeds=seeds,
             tolerance=tolerance,
             processes=processes or os.cpu_count() or 1,
-            on_progress=lambda done, of: advance(None, done, of),
+            on_progress=lambda done, of: advance(done=done, of=of),
         )
     print_table(loads.table())
     write_result(json_file, loads.as_dict())

@@ -26,7 +26,7 @@ def command(
 
     if not (html or perfetto or figure):
         raise InputError("nothing to write: give --html, --perfetto or --figure")
-    write_exports(read_trace(trace), None, html=html, perfetto=perfetto, figure=figure)
+    write_exports(read_trace(trace), report=None, html=html, perfetto=perfetto, figure=figure)
 
 
 def write_exports(

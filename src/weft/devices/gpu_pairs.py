@@ -182,6 +182,7 @@ def _residuals(measured: GpuPairs, pairs: Sequence[MeasuredPair], values: Floats
     constants = Contention(**dict(zip(_FITTED, map(float, values), strict=True)))
     predicted = [speed for pair in pairs for speed in measured.predicted(pair, constants)]
     speeds = [speed for pair in pairs for speed in pair.speeds]
+    # At least 1e-3: the fit may try constants for which a speed is almost 0.
     residuals: Floats = np.log(np.maximum(1e-3, np.array(predicted))) - np.log(np.array(speeds))
     return residuals
 

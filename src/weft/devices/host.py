@@ -39,13 +39,13 @@ def device_entry(name: str) -> Entry | None:
 def is_device(name: str) -> bool:
     """Whether *name* names a device in this machine, such as a GPU, of a registered kind."""
     entry = device_entry(name)
-    return entry is not None and re.fullmatch(entry.about.get("names", ANY_NAME), name.partition(":")[2]) is not None
+    return entry is not None and re.fullmatch(entry.details.get("names", ANY_NAME), name.partition(":")[2]) is not None
 
 
 def example_devices(kinds: Container[str] | None = None) -> str:
     """Example names of devices for messages, such as ``cuda:0``; *kinds*: only of these registered kinds."""
     devices = registered("devices").values()
-    return " or ".join(entry.about["example"] for entry in devices if kinds is None or entry.name in kinds)
+    return " or ".join(entry.details["example"] for entry in devices if kinds is None or entry.name in kinds)
 
 
 def is_measured(name: str) -> bool:
@@ -67,7 +67,7 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
     loses: dict[str, Share] = {}
     """Other model -> share of this model's speed that is lost while another lane runs the other model."""
     like: dict[int, GpuLikeness] = {}
-    """Batch size -> this model's likeness, if it may run on shares of a GPU."""
+    """Batch size -> this model's resource use (``GpuLikeness``), if it may run on shares of a GPU."""
     exits: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Early exits: the number of segments before each, without the end. The measured requests ran to the end."""
 
@@ -119,7 +119,7 @@ def usable_cores() -> int:
 def lane_cores(cores: int, threads: int) -> int:
     """Number of lanes, with *threads* threads each, that run at full speed at the same time.
 
-    At least two: every measured time already contains the server's own work beside a lane.
+    cores: of the machine. At least two lanes: every measured time already contains the server's own work beside a lane.
     """
     return max(2, cores // threads)
 
@@ -210,13 +210,13 @@ class Host(BaseModel, extra="forbid", frozen=True):
         return hash((self.name, self.source, self.lanes, tuple(self.models)))
 
     def together(self) -> Lanes:
-        """The host's lanes; kind *i* of the work on them is the i-th of ``models``."""
+        """The lanes that run together and how they slow each other down; kind *i* of work is the i-th of ``models``."""
         names = tuple(f"lane {number}" for number in range(self.lanes))
         cores = lane_cores(self.cores, self.threads)
         if self.lanes == 1:
             return Lanes(names, cores)
-        rows = [tuple(model.loses.get(other, 0.0) for other in self.models) for model in self.models.values()]
-        return Lanes(names, cores, tuple(rows))
+        losses = [tuple(model.loses.get(other, 0.0) for other in self.models) for model in self.models.values()]
+        return Lanes(names, cores, tuple(losses))
 
     def model(self, name: str) -> HostModel:
         if name not in self.models:
@@ -236,6 +236,7 @@ def is_calibration(raw: Any) -> bool:
 
 
 def parse_host(raw: Any, where: str) -> Host:
+    """Parse the JSON of a measurement; *where* names the file in the DeviceError for an invalid one."""
     if is_calibration(raw):
         raise DeviceError(
             f"{where}: a calibration of the memory, which knows no models; weft map --soc {where} takes it, and "

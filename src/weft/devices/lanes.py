@@ -38,9 +38,8 @@ class Lanes:
         speeds = []
         for kind in kinds:
             lost = 0.0
-            for (
-                other_kind
-            ) in kinds:  # the compiled loop adds in this order; ``sum`` rounds differently since Python 3.12
+            # The compiled loop adds in this order; ``sum`` rounds differently since Python 3.12.
+            for other_kind in kinds:
                 lost += self.losses[kind][other_kind]
             lost -= self.losses[kind][kind]  # the loop also counted the lane's own work
             speeds.append(share * max(LEAST_SPEED, 1.0 - lost))

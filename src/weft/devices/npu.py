@@ -93,7 +93,7 @@ class Npu(BaseModel, extra="forbid", frozen=True, strict=True):
         return 2 * self.macs_per_s / self.bandwidth_bytes_per_s
 
     def together(self) -> Lanes:
-        """Two lanes without contention: the channel fetches while the array computes."""
+        """The two lanes that run together, without contention: the channel fetches while the array computes."""
         return Lanes(("channel", "array"))
 
 

@@ -31,9 +31,9 @@ LEAST_FACTOR, MOST_FACTOR = 0.5, 2.0
 """Smallest and largest factor by which observations correct a prediction."""
 LEARNING = 0.05
 """Least weight of the last observation; the first observations have equal weights, so that a factor settles quickly."""
-NOTICED, WAITS = 0.04, 32
-"""A factor is published again when it has moved by more than this and was observed this often since: with each change,
-everything that was computed with it has to be computed again."""
+LEAST_CHANGE, LEAST_OBSERVED = 0.04, 32
+"""A factor is published again when it has moved by more than LEAST_CHANGE and was observed LEAST_OBSERVED times since:
+with each change, everything that was computed with it has to be computed again."""
 HOPE = 1.1
 """Assumed speed of a pair that was not observed yet, over its prediction: slightly more than the error of predictions.
 Without urgent work such a pair is preferred, so that every alternative that may be the best is tried."""
@@ -73,7 +73,9 @@ class SeenSpeeds:
         weight = LEARNING if pair in self._published else max(LEARNING, 1 / observed)
         self._mean[pair] = mean = old_mean + weight * (min(MOST_FACTOR, max(LEAST_FACTOR, ratio)) - old_mean)
         self._observed[pair] = observed
-        publishes = observed >= WAITS and (pair not in self._published or abs(mean - self._published[pair]) > NOTICED)
+        publishes = observed >= LEAST_OBSERVED and (
+            pair not in self._published or abs(mean - self._published[pair]) > LEAST_CHANGE
+        )
         if publishes:
             self._published[pair], self._observed[pair] = mean, 0
         return publishes

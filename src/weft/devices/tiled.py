@@ -138,7 +138,7 @@ class TiledNpu(BaseModel, extra="forbid", frozen=True, strict=True):
         return 2 * self.macs_per_s / self.bandwidth_bytes_per_s
 
     def together(self) -> Lanes:
-        """A single lane: the device runs one layer at a time."""
+        """The only lane: the device runs one layer at a time."""
         return Lanes(("array",))
 
     @property

@@ -45,7 +45,10 @@ class Admission:
         *,
         late_gives_way: bool,
     ) -> None:
-        """late_gives_way: whether requests that can no longer be on time run after all others."""
+        """batcher: makes candidates of requests. rests, abortable: methods of the executor.
+
+        late_gives_way: whether requests that can no longer be on time run after all others.
+        """
         self._queues, self._batcher, self._policy = queues, batcher, policy
         self._rests, self._abortable, self._lanes = rests, abortable, policy.setting.lanes
         self._by_deadline = policy.traits.for_deadlines
@@ -60,7 +63,7 @@ class Admission:
             return Refusal("line_full", self.free_in(NO_DEADLINE, now))
         if not ticket.strict:
             return None
-        own_ticks = ticket.more + (0 if ticket.guessed else self._queues.whole(ticket.stream))
+        own_ticks = ticket.load_ticks + (0 if ticket.guessed else self._queues.whole(ticket.stream))
         ahead = self.free_in(ticket.due, now)
         if now + ahead + own_ticks > ticket.due:
             ahead = self.free_in(ticket.due, now, _Newcomer(self._policy, self._batcher.lone_candidate(ticket), now))
@@ -131,7 +134,10 @@ class _Newcomer:
 
 
 def _ticks_by_batch(rests: Iterable[tuple[Candidate, int]]) -> dict[tuple[int, int], int]:
-    """Return the ticks that lanes still compute for each batch; a lane may hold several segments of a batch."""
+    """Return the ticks that lanes still compute for each batch; a lane may hold several segments of a batch.
+
+    rests: what ``Rests`` returns.
+    """
     begun: dict[tuple[int, int], int] = {}
     for candidate, rest in rests:
         key = candidate.stream, candidate.query

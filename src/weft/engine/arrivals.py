@@ -36,7 +36,7 @@ class Arrivals:
     end: closed streams send nothing from this tick on.
     strict: whether deadlines are strict (``Ticket.strict``).
     leaves: for each request, the number of layers after which it leaves; None for a stream without exits.
-    sure: for each request, its confidences, if a threshold decides at which exit it leaves; None otherwise.
+    confidences: for each request, its confidences, if a threshold decides at which exit it leaves; None otherwise.
     lines: the limit of the stream's own queue; None: only the limit of all queues together.
     """
 
@@ -48,12 +48,12 @@ class Arrivals:
         end: int,
         strict: bool = False,
         leaves: Sequence[Iterator[int] | None] | None = None,
-        sure: Sequence[Iterator[Confidences] | None] | None = None,
+        confidences: Sequence[Iterator[Confidences] | None] | None = None,
         lines: Sequence[WaitingLine | None] | None = None,
     ) -> None:
         self._terms, self._times, self._end, self._strict = terms, times, end, strict
         self._leaves = leaves or [None] * len(terms)
-        self._sure = sure or [None] * len(terms)
+        self._confidences = confidences or [None] * len(terms)
         self._lines = lines or [None] * len(terms)
         self._next = [next(source, NO_DEADLINE) for source in times]
         self._returning = [[0] * term.clients for term in terms]
@@ -73,6 +73,7 @@ class Arrivals:
         return self._take_due(now) if self._soonest <= now else ()
 
     def _take_due(self, now: int) -> Iterator[Ticket]:
+        """Yield the requests that arrived by *now*, stream by stream."""
         for stream, returning in enumerate(self._returning):
             while self._next[stream] <= now:
                 arrival = self._next[stream]
@@ -95,6 +96,7 @@ class Arrivals:
         return self._soonest == NO_DEADLINE
 
     def served(self, batch: Batch, completion: Completion) -> None:
+        """Record the answers of a batch whose last layer was computed."""
         end = completion.times.compute_end
         self._batches.append((batch.members[0].stream, batch.members[0].arrival))
         for ticket in batch.members:
@@ -102,6 +104,7 @@ class Arrivals:
                 self._answer(ticket, end, end)
 
     def leave(self, batch: Batch, completion: Completion) -> list[Ticket]:
+        """Record the answers of the requests that leave at an exit; return the others."""
         end = completion.times.compute_end
         unanswered = [ticket for ticket in batch.members if not ticket.gone]
         staying = [ticket for ticket in unanswered if not self._leaves_at(ticket, batch.layer)]
@@ -137,18 +140,19 @@ class Arrivals:
         ]
 
     def _ticket(self, stream: int, arrival: int) -> Ticket:
-        term, leaves, sure = self._terms[stream], self._leaves[stream], self._sure[stream]
+        """Return a request that arrived at a tick, with what is known of its exit."""
+        term, leaves, confidences = self._terms[stream], self._leaves[stream], self._confidences[stream]
         ticket = Ticket(stream, arrival, arrival + term.deadline, term.priority, self._strict)
         ticket.leaves = 0 if leaves is None else next(leaves)
-        ticket.sure = None if sure is None else next(sure)
+        ticket.confidences = None if confidences is None else next(confidences)
         ticket.line = self._lines[stream]
         return ticket
 
     def _leaves_at(self, ticket: Ticket, layer: int) -> bool:
         """Return whether a request leaves at the exit after *layer* layers."""
-        if ticket.sure is None:
+        if ticket.confidences is None:
             return ticket.leaves <= layer
-        return ticket.sure[layer] >= ticket.threshold
+        return ticket.confidences[layer] >= ticket.threshold
 
     def _answer(self, ticket: Ticket, end: int, now: int) -> None:
         """Record the end of a request, and schedule the next request of its client if the stream is closed.

@@ -42,7 +42,10 @@ class Batcher:
     def __init__(
         self, policy: Policy, queues: Queues, remaining: Sequence[Sequence[int]], abortable: Abortable, rooms: Rooms
     ) -> None:
-        """remaining: estimated ticks from each layer of each program to the end of that program."""
+        """remaining: estimated ticks from each layer of each program to the end of that program.
+
+        abortable, rooms: methods of the executor.
+        """
         self._setting, self._queues, self._remaining = policy.setting, queues, remaining
         self._abortable, self._rooms = abortable, rooms
         self._refills, self._waits, self._shares = policy.traits.refills, policy.waits, policy.setting.shares
@@ -165,7 +168,7 @@ class Batcher:
         waiting: the number of waiting requests of the stream, these included.
         """
         dues = tuple([ticket.due for ticket in newcomers])
-        deadline = dues[0] if queue.waiting else NO_DEADLINE
+        deadline = dues[0] if queue.waiting else NO_DEADLINE  # otherwise all of them are late
         beginnings: list[Candidate] = []
         arrival, priority = NO_DEADLINE, 0
         for size, ticket in enumerate(newcomers, start=1):
@@ -213,7 +216,7 @@ class Batcher:
         share = None
         if self._shares:
             share = ShareUse(
-                queue.lately, NO_DEADLINE if now is None else self._latest_end(queue, batch, own_waiting, now)
+                queue.recent_share, NO_DEADLINE if now is None else self._latest_end(queue, batch, own_waiting, now)
             )
         return Candidate.of_batch(
             self._setting.programs[number], self._remaining[number], number, queue.stream, batch.query, arrival,

@@ -22,7 +22,7 @@ from weft.kernels.aimt import weave_aimt
 from weft.kernels.band import KernelBand
 from weft.kernels.greedy import weave_greedy
 from weft.kernels.in_order import order_queries
-from weft.kernels.replay import replay
+from weft.kernels.replay import COMPUTE_END, replay
 from weft.kernels.rollout import RolloutRules, RolloutStreams, weave_rollout
 
 Ints = npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ def layer_arrays(setting: Setting) -> tuple[Ints, Ints, Ints]:
 def replay_order(policy: Policy, chosen: Ints) -> Ints:
     """Return the times at which the device runs the order that a policy chose; *chosen*: the stream of each issue.
 
-    Shape (issues, 4): start and end of the fetch, start and end of the compute, in ticks.
+    Shape (issues, 4), in ticks: start and end of the fetch, start and end of the compute (COMPUTE_END).
     """
     times, setting = np.empty((len(chosen), 4), np.int64), policy.setting
     replay(*layer_arrays(setting), setting.buffer, chosen, times, in_step=type(policy) is DoubleBuffer)
@@ -77,13 +77,13 @@ def compiled_order(policy: Policy, work: int, quota: Sequence[int] | None) -> In
 def _insert_least_shares(policy: WithLeastShares, work: int) -> Ints | None:
     """Return the order of the woven streams with the layers of the other streams inserted where they are due.
 
-    None if no kernel covers the policy that weaves.
+    work: ticks of work to issue. None if no kernel covers the policy that weaves.
     """
-    programs, weave = policy.setting.programs, compiled_order(policy.rule, work, None)
+    programs, weave = policy.setting.programs, compiled_order(policy.rule, work, quota=None)
     if weave is None:
         return None
     # A layer goes behind the woven layer in whose time it becomes due, as ``WithLeastShares.decide`` issues it.
-    ends = replay_order(policy.rule, weave)[:, 3]
+    ends = replay_order(policy.rule, weave)[:, COMPUTE_END]
     dues = [policy.dues(stream, int(ends[-1])) for stream in policy.at_least]
     streams = np.repeat(policy.at_least, [len(layers) for layers in dues])
     all_dues = np.concatenate(dues)
@@ -100,7 +100,7 @@ def _insert_least_shares(policy: WithLeastShares, work: int) -> Ints | None:
 def _select_kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[[Ints], int] | None:
     """Return a function that fills an array with the stream of each issue and returns the number of issues.
 
-    None if no kernel covers the policy.
+    None if no kernel covers the policy. work, quota: as of ``compiled_order``.
     """
     setting = policy.setting
     fetch, compute, offsets = layer_arrays(setting)
@@ -135,6 +135,7 @@ def _turn_factors(policy: Policy) -> tuple[Ints, int]:
         return np.array([program.total_work for program in setting.programs]) * len(setting.programs), sum(
             setting.rounds * program.total_work for program in setting.programs
         )
+    # The next stream follows after a query (round robin), or after all queries of a stream (fifo).
     return np.ones(len(setting.programs), np.int64), 1 if type(policy) is RoundRobin else setting.rounds
 
 

@@ -170,6 +170,7 @@ class Engine:
         return View(device, *offer, lanes, tuple(self._source.events))
 
     def _issue(self, start: Start) -> None:
+        """Start a layer on the executor, and tell the source."""
         candidate = start.candidate
         if start.to_end:
             self._open_ended.add((candidate.stream, candidate.query))

@@ -51,12 +51,14 @@ def weave_late_heads(heads: Sequence[Candidate], device: DeviceClocks, setting: 
     A resource (PE array or memory channel) counts as idle if no head on time is bound by it.
     """
     on_time = [head for head in heads if head.deadline < NO_DEADLINE]
+    # Whether the models of heads on time are compute-bound: True stands for the array, False for the channel.
     busy_sides = {setting.programs[head.program].compute_bound for head in on_time}
     latest = latest_end(on_time, device.array_free)
 
     def fills(head: Candidate) -> bool:
         if setting.programs[head.program].compute_bound in busy_sides:
             return False
-        return issue(device, head.fetch, head.compute, setting.buffer)[0].array_free <= latest
+        after, _ = issue(device, head.fetch, head.compute, setting.buffer)
+        return after.array_free <= latest
 
     return [head for head in heads if head.deadline < NO_DEADLINE or fills(head)]

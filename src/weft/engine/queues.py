@@ -13,8 +13,8 @@ from weft.engine.policies.base import NO_DEADLINE, Candidate, Event, EventKind
 from weft.engine.steering import Steered
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine, due
 
-LATELY_TICKS = 50_000_000
-"""Half-life of work in a stream's recent share of the device (``lately``): 50 ms at one tick per nanosecond."""
+SHARE_HALF_LIFE = 50_000_000
+"""Half-life of work in a stream's ``recent_share`` of the device: 50 ms at one tick per nanosecond."""
 
 _LN_2 = log(2)
 """Turns the half-life into a decay rate: work at full speed converges to a share of 1."""
@@ -48,17 +48,17 @@ class StreamQueue:
     served: int = 0
     """Ticks of work issued. When the stream becomes busy, raised to the least of the other busy streams, so that an
     idle stream cannot save up service."""
-    lately: float = 0.0
+    recent_share: float = 0.0
     """The stream's recent share of the device's time, while it had work; capped at the fair share when another stream
     becomes busy."""
-    looked_at: int = 0
-    """Tick at which ``lately`` was last updated."""
-    came: Event = field(init=False)
+    share_updated: int = 0
+    """Tick at which ``recent_share`` was last updated."""
+    arrival_event: Event = field(init=False)
     """The event of an arrival; one object for all arrivals, since it names only the stream."""
 
     def __post_init__(self) -> None:
         self.in_flight = [None] * self.places
-        self.came = Event(EventKind.ARRIVAL, self.stream)
+        self.arrival_event = Event(EventKind.ARRIVAL, self.stream)
 
     @property
     def idle(self) -> bool:
@@ -91,14 +91,14 @@ class StreamQueue:
         So a stream that had the device to itself is not held back for that later.
         """
         fair_share = 1 / (len(others) + 1)
-        self.lately, self.looked_at = fair_share, max(self.looked_at, now)
+        self.recent_share, self.share_updated = fair_share, max(self.share_updated, now)
         for other in others:
-            other.lately = min(other.lately, fair_share)
+            other.recent_share = min(other.recent_share, fair_share)
 
-    def remember(self, now: int, ticks: int = 0) -> None:
-        """Update ``lately``: let it decay until *now*, and add *ticks* of work that the stream was given."""
-        decay = 0.5 ** ((now - self.looked_at) / LATELY_TICKS)
-        self.lately, self.looked_at = self.lately * decay + ticks * _LN_2 / LATELY_TICKS, now
+    def update_share(self, now: int, ticks: int = 0) -> None:
+        """Update ``recent_share``: let it decay until *now*, and add *ticks* of work that the stream was given."""
+        decay = 0.5 ** ((now - self.share_updated) / SHARE_HALF_LIFE)
+        self.recent_share, self.share_updated = self.recent_share * decay + ticks * _LN_2 / SHARE_HALF_LIFE, now
 
     def put(self, ticket: Ticket) -> None:
         """Add a waiting request in order of deadlines; among equal ones, the one that came first stays in front."""
@@ -245,7 +245,7 @@ class StrictDeadlines:
         self._watched += 1
         heapq.heappush(self.heap, (ticket.due, self._watched, ticket))
         if len(self.heap) > self._sweep_above:
-            self.heap = [entry for entry in self.heap if not entry[2].gone]
+            self.heap = [entry for entry in self.heap if not entry[-1].gone]  # the request comes last
             heapq.heapify(self.heap)
             self._sweep_above = max(LEAST_SWEPT, 2 * len(self.heap))
 
@@ -255,11 +255,14 @@ class StrictDeadlines:
 
     def any_passed(self, now: int) -> bool:
         """Return whether the first entry can be removed: its deadline has passed, or its request was answered."""
-        return bool(self.heap) and (self.heap[0][0] <= now or self.heap[0][2].gone)
+        if not self.heap:
+            return False
+        deadline, _, ticket = self.heap[0]
+        return deadline <= now or ticket.gone
 
     def passed(self, now: int) -> Iterator[Ticket]:
         """Remove the entries whose deadlines have passed, and yield their requests if they were not answered."""
         while self.any_passed(now):
-            ticket = heapq.heappop(self.heap)[2]
+            _, _, ticket = heapq.heappop(self.heap)
             if not ticket.gone:
                 yield ticket

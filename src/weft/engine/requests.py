@@ -113,6 +113,7 @@ class Requests:
         return self._arrivals is not None and self._arrivals.exhausted() and not self.queues.busy()
 
     def next_event(self) -> int:
+        """Return the tick of the next deadline, arrival or batch that becomes ready, whichever is first."""
         soonest = self.deadlines.next()
         if self._arrivals:
             soonest = min(soonest, self._arrivals.next_arrival())
@@ -124,6 +125,7 @@ class Requests:
         return soonest if soonest > self._now else self._now
 
     def at(self, now: int) -> Iterable[tuple[int, int]]:
+        """Drop overdue requests and admit arrivals; return the stream and query of running batches to stop."""
         self._now = now
         if self.deadlines.any_passed(now):
             return self._expire_then_take(now)
@@ -158,7 +160,7 @@ class Requests:
 
     def put(self, ticket: Ticket) -> None:
         """Put a request into its queue, and watch its deadline if that is strict."""
-        self.events.append(self.queues.put(ticket).came)
+        self.events.append(self.queues.put(ticket).arrival_event)
         if ticket.strict:
             self.deadlines.watch(ticket)
 
@@ -172,13 +174,14 @@ class Requests:
                 yield stream, batch.query
 
     def offer(self, device: DeviceClocks) -> Offer:
+        """Sort out late requests, and return the next layers: all, and those that may be issued."""
         self._now = now = device.channel_free
         heads: list[Candidate] = []
         clock = max(device.array_free, now)
         busy = self.queues.busy()
         for queue in busy:
             if self._setting.shares:
-                queue.remember(now)
+                queue.update_share(now)
             if queue.waiting:
                 queue.deepest = max(queue.deepest, len(queue.waiting))
                 self._sort_out_waiting(queue, clock)
@@ -197,12 +200,13 @@ class Requests:
         return Offer(all_heads, tuple(weave_late_heads(heads, device, self._setting) if weaves else on_time))
 
     def issued(self, candidate: Candidate, step: int) -> Batch:
+        """Account for a candidate issued as number *step*, which begins its batch if that is new."""
         batch = self.queues.batch_of(candidate) or self._batcher.begin(candidate)
         batch.last_issued, batch.layer, batch.running = step, batch.layer + 1, True
         queue = self.queues[candidate.stream]
         queue.served += max(candidate.fetch, candidate.compute)
         if self._setting.shares:
-            queue.remember(self._now, candidate.compute)
+            queue.update_share(self._now, candidate.compute)
         if queue.steered and candidate.layer == 0:
             self._steer(queue.steered, queue.terms, batch.members)
         return batch
@@ -222,6 +226,7 @@ class Requests:
             ticket.threshold = steered.threshold if ticket.wanted is None else ticket.wanted
 
     def completed(self, completion: Completion) -> None:
+        """Account for a layer that was computed, was stopped, or failed."""
         batch = self.queues.batch_of(completion.candidate)
         assert batch is not None
         queue = self.queues[completion.candidate.stream]

@@ -43,6 +43,7 @@ class SaturatedStreams:
         raise AssertionError("a saturated stream always has a layer to offer")
 
     def offer(self, device: DeviceClocks) -> Offer:
+        """Return the next layer of every stream; with a band, only those may go that it does not hold back."""
         heads = tuple(self._head(stream) for stream in range(len(self._query)))
         if not self._band or not self._gains:
             return Offer(heads, heads)
@@ -64,6 +65,7 @@ class SaturatedStreams:
         """Do nothing: on an NPU the next layer of a stream may be issued before this one has ended."""
 
     def issued(self, candidate: Candidate, step: int) -> None:
+        """Move the stream of a candidate, issued as number *step*, on to its next layer."""
         stream, program = candidate.stream, self._setting.programs[candidate.stream]
         self._work_left -= program.work[candidate.layer]
         self._last_issued[stream] = step

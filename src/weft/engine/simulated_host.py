@@ -154,6 +154,7 @@ class SimulatedHost:
         return self._now
 
     def ready(self) -> DeviceClocks | None:
+        """Return the time as clocks if a lane takes another segment, else None."""
         if self._queues:
             free = any(not lane.tasks or has_room(lane, self._ahead) for lane in self._queues)
         else:
@@ -258,6 +259,7 @@ class SimulatedHost:
             self._set_segment_speeds()
 
     def submit(self, start: Start, batch: object = None) -> None:
+        """Start a segment, after the time that the engine takes for that (``step_ticks``)."""
         started_at = self._now + self._step_ticks
         while self._now < started_at:
             self._advance_clock(started_at)
@@ -273,7 +275,7 @@ class SimulatedHost:
         self._set_segment_speeds()
 
     def _draw_segment(self, candidate: Candidate) -> _Segment:
-        """Return a segment with its actual duration: drawn by the crowd, else the expected one."""
+        """Return a segment with its actual duration: drawn by ``Crowd.work_of``, else the expected one."""
         if self._crowd is None:
             return _Segment(candidate, 0, candidate.compute)
         work = self._crowd.work_of(candidate)

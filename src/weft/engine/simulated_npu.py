@@ -32,11 +32,13 @@ class SimulatedNpu:
         return ()
 
     def idle_until(self, tick: int) -> None:
+        """Let the channel wait until *tick*, and drop the weights that are freed by then."""
         if tick > self._state.channel_free:
             resident = tuple(entry for entry in self._state.resident if entry.done > tick)
             self._state = self._state._replace(channel_free=tick, resident=resident)
 
     def submit(self, start: Start, batch: object = None) -> None:
+        """Issue a layer behind the earlier ones, which gives its times at once."""
         head = start.candidate
         self._state, times = issue(self._state, head.fetch, head.compute, self._buffer, start.not_before)
         self._ended.append(Completion(head, times))
@@ -57,4 +59,7 @@ class SimulatedNpu:
 
     def rests(self) -> list[tuple[Candidate, int]]:
         """Return the last issued layer, with the ticks until the array has computed all issued layers."""
-        return [(self.log[-1][0], max(0, self._state.array_free - self.now()))] if self.log else []
+        if not self.log:
+            return []
+        last_layer, _ = self.log[-1]
+        return [(last_layer, max(0, self._state.array_free - self.now()))]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from weft.base.errors import InputError
 
-CALM, FULL = 0.25, 0.75
+CALM_PRESSURE, FULL_PRESSURE = 0.25, 0.75
 """Pressure (waiting time over slack) at which the threshold begins to sink, and at which it reaches its floor; below 1,
 so that requests leave early before they are late."""
 MEMORY = 0.5
@@ -22,8 +22,8 @@ WEIGHT = 64.0
 """Number of samples that the initial exit shares are worth, so that the first few observations do not overturn them."""
 FORGETTING = 0.995
 """Factor on the weight of all earlier samples whenever a new sample is counted: about the last 200 samples count."""
-NOTICED = 0.02
-"""Least change of a share that is published: after a publication, predictions have to be computed again."""
+LEAST_CHANGE = 0.02
+"""Least change of an exit's share for which shares are published: then predictions have to be computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Steering:
         """Return the threshold at a pressure: a request's waiting time over its slack."""
         if self.floor is None:
             return self.top
-        load = min(max((pressure - CALM) / (FULL - CALM), 0.0), 1.0)
+        load = min(max((pressure - CALM_PRESSURE) / (FULL_PRESSURE - CALM_PRESSURE), 0.0), 1.0)
         return self.top - (self.top - self.floor) * load
 
 
@@ -53,11 +53,12 @@ class Pressure:
 
     value: float = 0.0
     seen_ns: int | None = None
+    """When it was last updated."""
 
     def update(self, now_ns: int, queue_ns: int, spare_ns: int) -> float:
         """Update and return the pressure: a request that came now would wait *queue_ns* and has *spare_ns* of slack."""
         spare_ns = max(1, spare_ns)
-        observed = min(queue_ns / spare_ns, 2 * FULL)
+        observed = min(queue_ns / spare_ns, 2 * FULL_PRESSURE)  # a larger value would only take longer to decay
         since_ns = now_ns - self.seen_ns if self.seen_ns is not None else 0
         weight = 1 - math.exp(-since_ns / (MEMORY * spare_ns))
         self.value += weight * (observed - self.value)
@@ -95,7 +96,7 @@ class ExitShares:
         """expected: the initial shares, from the plan or the model's file; the end of the network is the last exit."""
         self._counts = [share * WEIGHT for share in expected]
         self.published = tuple(expected)
-        """The shares when they last changed by at least ``NOTICED``."""
+        """The shares when they last changed by at least ``LEAST_CHANGE``."""
 
     def count_exit(self, exit_index: int) -> bool:
         """Count a sample that left at an exit; return whether ``published`` changed."""
@@ -103,7 +104,7 @@ class ExitShares:
         self._counts[exit_index] += 1
         total = sum(self._counts)
         shares = tuple([count / total for count in self._counts])
-        if max(abs(new - old) for new, old in zip(shares, self.published, strict=True)) < NOTICED:
+        if max(abs(new - old) for new, old in zip(shares, self.published, strict=True)) < LEAST_CHANGE:
             return False
         self.published = shares
         return True

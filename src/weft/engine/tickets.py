@@ -21,9 +21,11 @@ class Terms(NamedTuple):
     timeout: int
     """The longest wait for a batch to be filled; 0: batches do not wait."""
     priority: int
+    """How much each request counts: 9, 3 or 1."""
     think: int = -1
     """Closed streams: ticks from an answer to the client's next request; -1 for open streams."""
     clients: int = 0
+    """Closed streams: clients that each have one request at a time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -52,11 +54,11 @@ class Ticket:
     """Whether the request was answered, refused, dropped or given up by its client."""
     leaves: int = 0
     """Number of layers after which it leaves at an exit; 0: after the last layer, or not known beforehand."""
-    sure: Mapping[int, float] | None = None
+    confidences: Mapping[int, float] | None = None
     """Number of layers before an exit -> confidence of its answer there; None where that is not known beforehand."""
     line: WaitingLine | None = None
     """The limited queue of its sender, if the sender has one besides the server's."""
-    more: int = 0
+    load_ticks: int = 0
     """Ticks until it could begin even on an idle device, because its model has to be loaded onto the device again."""
     guessed: bool = False
     """Whether its duration is only a guess, because its model was never measured; admission then takes it as 0."""

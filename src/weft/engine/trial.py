@@ -30,6 +30,7 @@ from weft.engine.policies.bound import (
     raise_starved,
 )
 from weft.engine.policies.least_shares import WithLeastShares
+from weft.kernels.replay import COMPUTE_END
 
 ROUNDS = 24
 """Rounds of a trial, if the run has as many: enough to rank rules that differ by more than ``CLOSE``."""
@@ -71,10 +72,13 @@ class TrialJudge:
     """Measures the throughput of policies in queries of whole layers, so that policies with cut layers compare."""
 
     demands: tuple[QueryDemand, ...]
-    dual: Prices
+    """By stream, the use of both resources by a query of whole layers."""
+    bound_prices: Prices
+    """The dual prices of the bound (``policies.bound``)."""
 
     @classmethod
     def of(cls, setting: Setting) -> TrialJudge:
+        """Return the judge for the streams of a setting, however its layers are cut."""
         demands = tuple(demand_of(program, setting.buffer) for program in setting.uncut)
         quota = setting.quota
         return cls(demands, mix_prices(demands, quota) if quota else prices(demands))
@@ -82,16 +86,17 @@ class TrialJudge:
     def shares(self, policy: Policy) -> list[float]:
         """Run a policy; return for each stream its queries per tick times its standalone time in ticks.
 
-        Their sum is the system throughput.
+        Their sum is the system throughput. An unfinished query counts as the part of its price that its issued layers
+        have.
         """
         setting = policy.setting
         order = compiled_order(policy, setting.work, setting.quota)
         if order is None:
             raise TypeError(f"{type(policy).__name__} has no kernel to be tried with")
-        makespan = float(replay_order(policy, order)[-1, 3])
+        makespan = float(replay_order(policy, order)[-1, COMPUTE_END])
         issued = np.bincount(order, minlength=len(setting.programs)).tolist()
         return [
-            self.dual.queries(program, layers) * demand.alone / makespan
+            self.bound_prices.queries(program, layers) * demand.alone / makespan
             for program, layers, demand in zip(setting.programs, issued, self.demands, strict=True)
         ]
 
@@ -118,7 +123,7 @@ def best_contender(policy: Policy) -> Policy:
             results = _confirm([*results, *mix_results], judge, kind)
         if not best or _winner(results, kind).stp > _winner(best, kind).stp * (1 + WORTH_CUTTING):
             best = results
-        if _winner(best, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
+        if _winner(best, kind).stp >= NEAR_ENOUGH * judge.bound_prices.bound:
             break
     return _winner(_confirm(best, judge, kind, CLOSE), kind).policy
 
@@ -130,7 +135,7 @@ def _keep_mixes(results: Sequence[TrialResult], judge: TrialJudge, kind: type[Po
     their least shares: the best of *kind* at the rival's mix and half-way to it, and, if the rival starved streams, the
     rival itself at that mix and with its starved streams at their least shares.
     """
-    if _winner(results, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
+    if _winner(results, kind).stp >= NEAR_ENOUGH * judge.bound_prices.bound:
         return
     own_best = max((result for result in results if type(result.policy) is kind), key=_stp)
     rivals: dict[type[Policy], TrialResult] = {}

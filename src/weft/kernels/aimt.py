@@ -29,7 +29,8 @@ def weave_aimt(
     """Issue layers by AI-MT's rule until *work* ticks are issued or *chosen* is full; return the number of issues.
 
     fetch, compute: ticks of the layers, stream after stream. offsets: the index where each stream begins, and the
-    number of layers. Thresholds are in ticks. chosen: filled with the stream of each issue.
+    number of layers. buffer: the weight buffer in ticks. Thresholds are in ticks. chosen: filled with the stream of
+    each issue. band: the fairness rule; None: no stream is held back.
     """
     position = offsets[:-1].copy()
     heads = position, np.full(len(position), -1, np.int64), np.zeros(len(position), np.bool_)
@@ -40,9 +41,10 @@ def weave_aimt(
 
 @loop
 def _weave(fetch, compute, offsets, heads, band, issues, compute_ends, buffer, thresholds, work, chosen):
-    """The loop. heads: for each stream its position among all layers, its last issue or -1, whether it is held back.
+    """The loop of ``weave_aimt``, with its parameters.
 
-    issues: the columns of ``buffer``. compute_ends: scratch space, when the array ends each issue.
+    heads: for each stream its position among all layers, its last issue or -1, whether it is held back. issues: the
+    columns of ``buffer``. compute_ends: scratch space, when the array ends each issue.
     """
     fetch, compute, offsets, heads = borrowed((fetch, compute, offsets, heads))
     issues, compute_ends, chosen = borrowed((issues, compute_ends, chosen))

@@ -69,7 +69,7 @@ def hold_back(band, position, held):
 
 @inlined
 def advance(band, stream, layer, ends_query):
-    """Count the progress of an issued layer; *layer*: its index among all layers."""
+    """Count the progress of an issued layer; *layer*: its index among all layers; *ends_query*: if it is the last."""
     band.progress[stream] += band.gains[layer]
     if ends_query:
         band.queries[stream] += 1

@@ -1,7 +1,8 @@
 """The choice of the next head by every policy that has a compiled loop: twins of ``weft.engine.policies``.
 
 A head is a layer that could be issued next, a row of ``LoopHeads.table``; *count* is the number of heads. The rules by
-which policies compare heads are in ``rules``. Each function here becomes part of the loop.
+which policies compare heads are in ``rules``. Each function here becomes part of the loop, whose arrays *models*,
+*terms*, *rules*, *state* and *heads* are those of ``request_state``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from weft.kernels import request_state as k
 from weft.kernels import rules as rule_functions
 from weft.kernels.buffer import on_chip, prefetchable
 from weft.kernels.compiling import called, inlined, shared
-from weft.kernels.greedy import goes_on, idle, weave_key
+from weft.kernels.greedy import helps_starved, idle, weave_key
 
 resumes = inlined(rule_functions.resumes)
 fifo_key = inlined(rule_functions.fifo_key)
@@ -69,14 +70,14 @@ def _first_in_order(state, table, count, policy):
     best, best_key = -1, (0, 0, 0, 0)
     for i in range(count):
         if table[i, k.MAY_GO]:
-            stream, job = table[i, k.HEAD_STREAM], table[i, k.HEAD_PLACE]
-            last = state.jobs[stream, job, k.LAST_ISSUED] if job >= 0 else -1
+            stream, place = table[i, k.HEAD_STREAM], table[i, k.HEAD_PLACE]
+            last = state.jobs[stream, place, k.LAST_ISSUED] if place >= 0 else -1
             order = table[i, k.HEAD_ARRIVAL]
             if policy == k.FAIR:
                 order = state.streams[stream, k.SERVED]
             elif policy == k.ROUND_ROBIN:
                 order = table[i, k.HEAD_QUERY]
-            key = fifo_key(resumes(job + 1, last), order, 0, stream)
+            key = fifo_key(resumes(place + 1, last), order, 0, stream)  # place + 1 is above 0 only for begun batches
             if best < 0 or key < best_key:
                 best, best_key = i, key
     return best
@@ -259,8 +260,8 @@ def compute_on_chip(models, rules, state, table, count):
 def _least_idle(models, rules, state, table, count):
     """Layerweaver: return the head that causes the least idle time.
 
-    If all heads let the same resource wait, only the heads that help that resource count (``rules.goes_on``), as long
-    as there are any.
+    If all heads let the same resource wait, only the heads that help that resource count (``rules.helps_starved``), as
+    long as there are any.
     """
     clocks, best = state.clocks, -1
     array, fetched, highest = clocks[k.ARRAY], clocks[k.FETCHED], state.peak[clocks[k.ISSUES]]
@@ -270,7 +271,9 @@ def _least_idle(models, rules, state, table, count):
         for i in range(count):
             if not table[i, k.MAY_GO]:
                 continue
-            if not goes_on(wants_weights, wants_space, models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 1):
+            if not helps_starved(
+                wants_weights, wants_space, models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 1
+            ):
                 continue
             layer, end = table[i, k.HEAD_LAYER], table[i, k.ON_CHIP]
             size, busy = models.layers[layer, k.FETCH], models.layers[layer, k.COMPUTE]
@@ -315,7 +318,7 @@ def _urgent_or_woven(models, table, count, woven, end):
 def _least_slack_or_woven(models, table, count, woven, end, stretch):
     """weft+: return the head with the least slack if that would be below 0 after *woven*, else *woven*.
 
-    woven: the head with the least idle time, which would end at *end*.
+    woven: the head with the least idle time, which would end at *end*. stretch: percent of remaining times.
     """
     best, worst = woven, 0
     for i in range(count):

@@ -38,10 +38,11 @@ class _Announcement(event.Listener):
     """Depth of nested compilations: only the outermost is logged."""
 
     def on_start(self, event: Any) -> None:
+        """Log the loop that is compiled, unless it is compiled as a part of another."""
         function = event.data["dispatcher"].py_func
         if not self._depth and function.__module__.startswith(__package__):
-            home = function.__module__.rpartition(".")[2]
-            _log.info("compiling %s.%s (once; it is kept)", home, function.__name__.strip("_"))
+            module = function.__module__.rpartition(".")[2]
+            _log.info("compiling %s.%s (once; it is kept)", module, function.__name__.strip("_"))
         self._depth += 1
 
     def on_end(self, event: Any) -> None:
@@ -148,7 +149,7 @@ def _without_owner(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 @intrinsic
 def _drop_owner(typing: Any, arrays: Any) -> tuple[Any, Any]:
-    """The numba intrinsic behind ``borrowed``: its signature, and the function that generates its code."""
+    """Return the signature of ``borrowed`` for the numba type *arrays*, and the function that generates its code."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _without_owner(context, builder, arrays, arguments[0])

@@ -20,7 +20,7 @@ Bools = npt.NDArray[np.bool_]
 
 idle = inlined(rules.idle)
 weave_key = inlined(rules.weave_key)
-goes_on = inlined(rules.goes_on)
+helps_starved = inlined(rules.helps_starved)
 
 
 def weave_greedy(
@@ -36,10 +36,11 @@ def weave_greedy(
     """Issue the layer that causes the least idle time until *work* ticks are issued or *chosen* is full.
 
     fetch, compute: ticks of the layers, stream after stream. offsets: the index where each stream begins, and the
-    number of layers. chosen: filled with the stream of each issue. Returns the number of issues.
+    number of layers. compute_bound: by stream. buffer: the weight buffer in ticks. chosen: filled with the stream of
+    each issue. band: the fairness rule; None: no stream is held back. Returns the number of issues.
     """
     issues = columns(len(chosen) + 1)
-    if len(offsets) == 3 and band is None:
+    if len(offsets) == 3 and band is None:  # two streams
         return int(_weave_two(fetch, compute, offsets, compute_bound, issues, buffer, work, chosen))
     position = offsets[:-1].copy()
     heads = position, fetch[position], compute[position], np.zeros(len(position), np.int64)
@@ -49,7 +50,7 @@ def weave_greedy(
 
 @loop
 def _weave(fetch, compute, offsets, compute_bound, issues, heads, held, band, buffer, work, chosen):
-    """The loop for any number of streams.
+    """The loop of ``weave_greedy`` for any number of streams, with its parameters.
 
     heads: for each stream its position among all layers, fetch and compute ticks of the layer there, and its pointer
     into the columns *issues*. held: scratch space, the streams that the band holds back.
@@ -64,6 +65,7 @@ def _weave(fetch, compute, offsets, compute_bound, issues, heads, held, band, bu
         if band is not None:
             hold_back(band, position, held)
         clocks = channel, array, fetched, peak[n]
+        # First among all streams, then among those that help a resource that all candidates starve.
         best, channel, wants_weights, wants_space = _least_idle(
             before, peak, clocks, heads, held, compute_bound, buffer, largest, False, False
         )
@@ -90,14 +92,15 @@ def _weave(fetch, compute, offsets, compute_bound, issues, heads, held, band, bu
 def _least_idle(before, peak, clocks, heads, held, compute_bound, buffer, largest, wants_weights, wants_space):
     """Return the candidate with the least idle time, when it is on chip, and whether all starve the array or channel.
 
+    before, peak: the columns of ``buffer``. clocks: as of ``priced``. heads, held, compute_bound: as of ``_weave``.
     wants_weights, wants_space: whether all candidates were found to let the array, or the channel, wait; then only
-    streams that help that resource count (``rules.goes_on``). The candidate is -1 if no stream counts.
+    streams that help that resource count (``rules.helps_starved``). The candidate is -1 if no stream counts.
     """
     _, sizes, busies, pointers = heads
     best, best_end, best_key = -1, 0, (0, 0)
     all_weights = all_space = True
     for stream in range(len(sizes)):
-        if held[stream] or not goes_on(wants_weights, wants_space, compute_bound[stream]):
+        if held[stream] or not helps_starved(wants_weights, wants_space, compute_bound[stream]):
             continue
         end, pointers[stream], key, for_weights, for_space = priced(
             before, peak, pointers[stream], clocks, sizes[stream], busies[stream], buffer, largest
@@ -114,7 +117,8 @@ def priced(before, peak, pointer, clocks, size, busy, buffer, largest):
     """Return when a candidate is on chip, its pointer, its key, and how long it lets the array and the channel wait.
 
     clocks: when channel and array are free, ticks fetched, the peak so far. pointer: its pointer into *before* so far.
-    size, busy: its fetch and compute ticks. The candidate with the least key goes first.
+    size, busy: its fetch and compute ticks. buffer, largest: the weight buffer and the largest fetch, in ticks. The
+    candidate with the least key goes first.
     """
     channel, array, fetched, highest = clocks
     x = fetched - buffer + size  # X of ``buffer``
@@ -126,7 +130,7 @@ def priced(before, peak, pointer, clocks, size, busy, buffer, largest):
 
 @loop
 def _weave_two(fetch, compute, offsets, compute_bound, issues, buffer, work, chosen):
-    """The loop for two streams, a and b, whose state fits into local variables."""
+    """The loop of ``weave_greedy`` for two streams, a and b, whose state fits into local variables."""
     largest = fetch.max()
     fetch, compute, issues, chosen = borrowed((fetch, compute, issues, chosen))
     before, peak = issues[0], issues[1]
@@ -149,7 +153,7 @@ def _weave_two(fetch, compute, offsets, compute_bound, issues, buffer, work, cho
             wants_weights = for_weights_a > 0 and for_weights_b > 0
             wants_space = for_space_a > 0 and for_space_b > 0
             if wants_weights or wants_space:
-                takes_b = goes_on(wants_weights, wants_space, compute_bound_b)
+                takes_b = helps_starved(wants_weights, wants_space, compute_bound_b)
         if takes_b:
             size, busy, channel = fetch_b, compute_b, end_b
             at_b += 1

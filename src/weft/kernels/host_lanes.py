@@ -1,7 +1,8 @@
 """Lanes that compute a segment at a time and may slow each other down: the host of the compiled loop over requests.
 
 Twin of ``weft.engine.SimulatedHost`` without segments ahead; a tiled NPU is one lane whose segments take their expected
-time. On a host, durations are drawn from measured runs, as ``simulation.requests.host`` draws them.
+time. On a host, durations are drawn from measured runs, as ``simulation.requests.host`` draws them. Parameters are the
+arrays of ``request_state``; its constants number their columns.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ def _account(models, state, log, segment):
     clocks[k.ARRAY] = max(clocks[k.ARRAY], end)
     clocks[k.COMPUTED] += end - begin if len(models.work) else models.layers[layer, k.COMPUTE]
     if clocks[k.LOGGED] < len(log.issues):
+        # Stream, query, layer, program; start and end of the fetch, of which a segment has none, and of the compute.
         row = log.issues[clocks[k.LOGGED]]
         row[0], row[1] = segment[k.SEG_STREAM], segment[k.SEG_QUERY]
         row[2], row[3] = layer - models.programs[segment[k.SEG_PROGRAM], k.FIRST], segment[k.SEG_PROGRAM]
@@ -129,7 +131,10 @@ def _account(models, state, log, segment):
 
 @called
 def start_segment(models, terms, rules, state, log, stream, place, layer_row):
-    """Start the next segment of a batch on a lane, after the time that the engine takes for that (``rules.step``)."""
+    """Start the next segment of a batch on a lane, after the time that the engine takes for that (``rules.step``).
+
+    place: of the batch's job. layer_row: the segment's row of ``Models.layers``.
+    """
     clocks, job = state.clocks, state.jobs[stream, place]
     started = clocks[k.CHANNEL] + rules.step
     while clocks[k.CHANNEL] < started:

@@ -31,7 +31,7 @@ def order_queries(
 
     ticks: the work of each layer, stream after stream. offsets: the index where each stream begins, and the number of
     layers. chosen: filled with the stream of each issue. A begun query continues; otherwise the stream with the least
-    ``completed_queries * factor // divisor`` goes next, the lower number among equals.
+    ``completed_queries * factor // divisor`` goes next (*factors*: by stream), the lower number among equals.
     """
     position = offsets[:-1].copy()
     heads = position, np.full(len(position), -1, np.int64), np.zeros(len(position), np.bool_), position * 0
@@ -40,8 +40,11 @@ def order_queries(
 
 @loop
 def _order(ticks, offsets, factors, divisor, heads, band, work, chosen):
-    """The loop. heads: for each stream its position among all layers, its last issue or -1, whether the band holds it
-    back, and its completed queries."""
+    """The loop of ``order_queries``, with its parameters.
+
+    heads: for each stream its position among all layers, its last issue or -1, whether the band holds it back, and its
+    completed queries.
+    """
     ticks, offsets, factors, heads, chosen = borrowed((ticks, offsets, factors, heads, chosen))
     position, last_issued, held, completed_queries = heads
     issued_work = n = 0

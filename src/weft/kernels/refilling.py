@@ -1,7 +1,8 @@
 """Batches that shrink at exits and are refilled, in the compiled loop over requests: one stream on one lane.
 
 Twins of the policies that derive from ``policies.refilling``. Times are ticks; only the costs of ``top-up`` are floats,
-added up in the same order as there, so that rounding does not change a choice.
+added up in the same order as there, so that rounding does not change a choice. *models*, *terms*, *rules*, *state* and
+*log* are the arrays of ``request_state``; row 0 of *terms* is the only stream.
 """
 
 from __future__ import annotations
@@ -109,14 +110,17 @@ def _rest(models, terms, size, layer):
 
 @called
 def _lazy(models, terms, state, now, room):
-    """Lazy Batching: return the largest number of requests with which all would be on time if all ran one by one."""
+    """Lazy Batching: return the largest number of requests with which all would be on time if all ran one by one.
+
+    room: the largest number to try.
+    """
     need, due, bounds = 0, k.NONE, state.rings[0, k.WAITING]
     if bounds[k.LENGTH] > 0:
         due = state.queue[0, bounds[k.HEAD], k.ARRIVAL] + terms[0, k.DEADLINE]
     for place in range(state.streams[0, k.PLACES]):
         job = state.jobs[0, place]
         if job[k.USED]:
-            need += job[k.SIZE] * _rest(models, terms, 1, job[k.LAYER])
+            need += job[k.SIZE] * _rest(models, terms, 1, job[k.LAYER])  # one by one: at batch size 1
             due = min(due, job[k.BATCH_DUE])
     for size in range(room, 0, -1):
         if slack(due, now, need + size * _rest(models, terms, 1, 0), 100) >= 0:
@@ -140,7 +144,8 @@ def _fluid(models, terms, job, now, room):
 def _fill_flight(terms, state, refilling, room):
     """Fill ``flight`` and ``dues``: row 0, the requests that could begin; then the batches in order of layers.
 
-    Returns the number of rows. COUNT and KNOWN_DUES of row 0 are left to the caller.
+    room: how many requests could begin. Returns the number of rows. COUNT and KNOWN_DUES of row 0 are left to the
+    caller.
     """
     flight, dues, deadline = refilling.flight, refilling.dues, terms[0, k.DEADLINE]
     bounds, late_bounds = state.rings[0, k.WAITING], state.rings[0, k.BELATED_RING]
@@ -173,8 +178,9 @@ def _fill_flight(terms, state, refilling, room):
 def _top_up(models, terms, state, refilling, max_batch, room, waiting):
     """top-up: return the number of requests to begin at the least cost, the smallest number among equal costs.
 
-    0: the batch at the earliest layer goes on. max_batch: the largest batch that merging can give. The cost of a number
-    is that of its sweep, of one more batch of waiting requests, and of the backlog in full batches after that.
+    0: the batch at the earliest layer goes on. max_batch: the largest batch that merging can give. room: the largest
+    number to try. The cost of a number is that of its sweep, of one more batch of waiting requests, and of the backlog
+    in full batches after that.
     """
     flight, now = refilling.flight, state.clocks[k.CHANNEL]
     rows = _fill_flight(terms, state, refilling, room)

@@ -10,6 +10,9 @@ from weft.kernels.compiling import borrowed, loop
 
 Ints = npt.NDArray[np.int64]
 
+COMPUTE_END = 3
+"""Column of *times* with the end of each compute."""
+
 
 def replay(
     fetch: Ints, compute: Ints, offsets: Ints, buffer: int, chosen: Ints, times: Ints, *, in_step: bool = False
@@ -17,15 +20,15 @@ def replay(
     """Fill *times*, shape (issues, 4): fetch start, fetch end, compute start, compute end.
 
     fetch, compute: ticks of the layers, stream after stream; stream i owns ``offsets[i]`` to ``offsets[i + 1]``.
-    chosen: the stream of each issue, in order. A fetch starts as soon as the channel is free, and with *in_step* not
-    before the previous layer begins to compute.
+    buffer: the weight buffer in ticks. chosen: the stream of each issue, in order. A fetch starts as soon as the
+    channel is free, and with *in_step* not before the previous layer begins to compute.
     """
     _replay(fetch, compute, offsets, buffer, offsets[:-1].copy(), columns(len(chosen) + 1), chosen, in_step, times)
 
 
 @loop
 def _replay(fetch, compute, offsets, buffer, position, issues, chosen, in_step, times):
-    """The loop. issues: the columns of ``buffer``. position: scratch space, the next layer of each stream."""
+    """The loop of ``replay``, with its parameters. issues: the columns of ``buffer``. position: next layers."""
     fetch, compute, offsets, position, issues, chosen, times = borrowed(
         (fetch, compute, offsets, position, issues, chosen, times)
     )

@@ -4,7 +4,7 @@ One loop: account for ended layers, drop overdue requests, admit arrivals, list 
 next), choose a head, issue it. All state lives in the arrays of ``LoopState``, so a run is fed its arrivals block by
 block and its memory does not grow. The device is a parameter: on an NPU, layers are computed in the order of issue and
 one pointer into the columns of ``buffer`` serves all heads; on a host (``host_lanes``), a lane computes a segment at a
-time.
+time. Parameters are the arrays of ``request_state`` (*terms*: (streams, TERMS)); its constants number their columns.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def _list_heads(models, terms, rules, state, log, heads):
         if ready and may_begin(terms, rules, state, s):
             count = _list_batch(models, terms, state, state.queue, table, s, k.READY, count)
             on_time += 1
-    if on_time == 0 and not with_late:
+    if on_time == 0 and not with_late:  # the batches in flight are late, and were not listed above
         for s in range(len(terms)):
             for place in range(state.streams[s, k.PLACES]):
                 if state.jobs[s, place, k.USED] and not state.jobs[s, place, k.COMPUTING]:
@@ -275,7 +275,10 @@ def _list_batch(models, terms, state, ring, table, stream, kind, count):
 
 @called
 def _mark_allowed(models, rules, state, table, count, on_time):
-    """Mark the heads that may be issued: all if none is on time; else heads on time, and late ones as the rule says."""
+    """Mark the heads that may be issued: all if none is on time; else heads on time, and late ones as the rule says.
+
+    on_time: the number of heads on time.
+    """
     for i in range(count):
         table[i, k.MAY_GO] = on_time == 0 or rules.late == k.WEAVE or table[i, k.HEAD_DUE] < k.NONE
     if rules.policy >= k.LAYERWEAVER or rules.late == k.WEAVE:
@@ -397,6 +400,7 @@ def _issue(models, rules, state, log, stream, place, layer_row):
     end, _ = on_chip(before, peak, pointer, peak[n], clocks[k.CHANNEL], size, x)
     array, fetched, n = issued(before, peak, n, clocks[k.ARRAY], end, clocks[k.FETCHED], size, busy)
     if clocks[k.LOGGED] < len(log.issues):
+        # Stream, query, layer, program; start and end of the fetch and of the compute.
         row = log.issues[clocks[k.LOGGED]]
         row[0], row[1], row[2], row[3] = stream, job[k.QUERY], job[k.LAYER] - 1, job[k.PROGRAM]
         row[4], row[5], row[6], row[7] = clocks[k.CHANNEL], end, array - busy, array
@@ -417,7 +421,7 @@ def remaining_alone(fetch: k.Ints, compute: k.Ints, buffer: int, out: k.Ints) ->
 
 @loop
 def _remaining_alone(fetch, compute, buffer, issues, out):
-    """The loop of ``remaining_alone``; *issues*: scratch space, the columns of ``buffer``."""
+    """The loop of ``remaining_alone``, with its parameters; *issues*: scratch space, the columns of ``buffer``."""
     fetch, compute, issues, out = borrowed((fetch, compute, issues, out))
     before, peak = issues[0], issues[1]
     for first in range(len(fetch)):

@@ -1,7 +1,8 @@
 """Requests that come, wait, form batches and are answered, in the compiled loop: twin of ``weft.engine.Requests``.
 
-Arguments are those of ``serve_until``; *stream* and *place* name a job (a batch in flight), ``state.jobs[stream,
-place]``. A ring is a row of a table whose first place and length are in ``LoopState.rings``.
+*models*, *terms*, *rules*, *state*, *log*, *heads* and *coming* are the arrays of ``request_state``, whose constants
+number their columns; *stream* and *place* name a job (a batch in flight), ``state.jobs[stream, place]``. A ring is a
+row of a table whose first place and length are in ``LoopState.rings``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ def _wrap(ring, place):
 
 @called
 def _insert_request(ring, rings, stream, arrival, leaves, number):
-    """Insert a request into the ring of waiting requests, in order of arrivals: mostly at the end."""
+    """Insert a request into the ring of waiting requests, in order of arrivals: mostly at the end.
+
+    leaves: layers after which it leaves. number: its number in order of admission.
+    """
     bounds = rings[stream, k.WAITING]
     place = bounds[k.LENGTH]
     while place > 0 and ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1), k.ARRIVAL] > arrival:
@@ -153,14 +157,15 @@ def any_busy(state):
 def record_end(models, terms, rules, state, log, stream, arrival, leaves, end, now):
     """Record the end of a request, and schedule the next request of a closed stream's client.
 
-    end: the tick of the answer, or WAS_DROPPED or WAS_REFUSED. now: the tick from which the think time counts. The run
-    is given up if its stream has now missed more deadlines than ``LoopState.patience``; nothing is recorded after that.
+    arrival, leaves: of the request. end: the tick of the answer, or WAS_DROPPED or WAS_REFUSED. now: the tick from
+    which the think time counts. The run is given up if its stream has now missed more deadlines than
+    ``LoopState.patience``; nothing is recorded after that.
     """
     clocks, counts, deadline = state.clocks, state.counts[stream], terms[stream, k.DEADLINE]
     if clocks[k.GIVEN_UP]:
         return
     if clocks[k.ANSWERED] < len(log.answers):
-        row = log.answers[clocks[k.ANSWERED]]
+        row = log.answers[clocks[k.ANSWERED]]  # stream, arrival, end, layers after which it left
         row[0], row[1], row[2], row[3] = stream, arrival, end, leaves if end >= 0 else 0
         clocks[k.ANSWERED] += 1
     if arrival >= rules.warm:
@@ -404,15 +409,13 @@ def sort_out_batches(models, terms, rules, state, log, stream, clock):
         if job[k.LATE] and not rules.refills:
             continue
         layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
-        expected_end = (
-            clock + models.layers[layer_row, k.REMAINING] * rules.foresight // 100
-        )  # earlier deadlines are missed
+        # Deadlines before this are missed.
+        expected_end = clock + models.layers[layer_row, k.REMAINING] * rules.foresight // 100
         if not rules.refills:
             if expected_end <= job[k.BATCH_DUE] and job[k.SIZE] == 1:
                 continue
-            expected_end = max(
-                expected_end, job[k.BATCH_DUE]
-            )  # a request that counted as late does not count as on time again
+            # A request that counted as late does not count as on time again.
+            expected_end = max(expected_end, job[k.BATCH_DUE])
         first_due = k.NONE
         for i in range(job[k.SIZE]):
             row = state.members[stream, place, i]
@@ -527,7 +530,7 @@ def advance(models, terms, rules, state, log, stream, place, end):
 def _answer_done(models, terms, rules, state, log, stream, place, end, done):
     """Answer the requests that are done after a layer: all if *done*, else the requests that leave at this exit.
 
-    Returns whether any requests stay in the batch.
+    end: the tick at which the layer was computed. Returns whether any requests stay in the batch.
     """
     job = state.jobs[stream, place]
     members, size, staying = state.members[stream, place], job[k.SIZE], 0

@@ -258,7 +258,7 @@ def count_refused(counts):
 
 @inlined
 def count_done(counts, histogram, latency, deadline):
-    """Count an answered request in a stream's *counts* and in its latency *histogram*."""
+    """Count an answered request in a stream's *counts* and in its latency *histogram*; *deadline*: from its arrival."""
     counts[COMPLETED] += 1
     counts[LATENCY_SUM] += latency
     counts[LATENCY_MAX] = max(counts[LATENCY_MAX], latency)

@@ -15,7 +15,7 @@ from weft.kernels import rules as shared
 from weft.kernels.band import DONE, furthest_behind, within_lag
 from weft.kernels.buffer import caught_up, columns, issued, on_chip
 from weft.kernels.compiling import borrowed, inlined, loop, part
-from weft.kernels.greedy import goes_on, priced
+from weft.kernels.greedy import helps_starved, priced
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -37,15 +37,19 @@ class RolloutStreams(NamedTuple):
 
 
 class RolloutRules(NamedTuple):
-    """The constants of a run: buffer, longest fetch, prices of an idle tick, distances (``Weft.distances``), band."""
+    """The constants of a run."""
 
     buffer: int
     largest: int
+    """Ticks of the longest fetch."""
     compute_price: int
     memory_price: int
+    """Prices of an idle tick of the array and of the channel (``Weft.prices``)."""
     shortest: int
     longest: int
+    """The least and the largest decoupling distance (``Weft.distances``)."""
     max_lag: int
+    """Of the band, in units of progress."""
 
 
 class Front(NamedTuple):
@@ -81,10 +85,10 @@ def weave_rollout(
 
 @loop
 def _weave(streams, rules, front, play, issues, plans, commit, work, quota, queries, chosen):
-    """The loop. issues: the columns of ``buffer``. plans: the streams of a play and of the best one so far, (2,
-    horizon).
+    """The loop of ``weave_rollout``, with its parameters.
 
-    play: scratch space. queries: the completed queries of each stream.
+    issues: the columns of ``buffer``. queries: the completed queries of each stream. front: the next layers. plans: (2,
+    horizon), the streams of a play and of the best one so far. play: scratch space.
     """
     streams, front, play, issues = borrowed((streams, front, play, issues))
     plans, quota, queries, chosen = borrowed((plans, quota, queries, chosen))
@@ -115,7 +119,7 @@ def _weave(streams, rules, front, play, issues, plans, commit, work, quota, quer
 def _find_best_play(streams, rules, front, play, issues, clocks, plan, best_plan):
     """Play every candidate out by both rules, and write the play with the least priced idle time to *best_plan*.
 
-    play, plan: scratch space.
+    front, clocks: the state at which plays begin. play, plan: scratch space.
     """
     any_allowed, least_cost = False, 0
     _catch_up(streams, rules.buffer, front, issues, clocks)
@@ -159,7 +163,8 @@ def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, p
         least_progress = progress[behind]
         best = compute_best = memory_best = -1
         end_best = end_compute = end_memory = 0
-        key_best = key_compute = key_memory = (0, 0)  # of all streams, the compute-bound and the memory-bound ones
+        # The best of all streams, of the compute-bound ones, and of the memory-bound ones.
+        key_best = key_compute = key_memory = (0, 0)
         wants_weights = wants_space = not by_price
         for stream in range(count):
             layer = position[stream]
@@ -189,7 +194,7 @@ def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, p
             if best < 0 or key < key_best:
                 best, end_best, key_best = stream, end, key
         if wants_weights or wants_space:
-            if goes_on(wants_weights, wants_space, True):
+            if helps_starved(wants_weights, wants_space, True):
                 if compute_best >= 0:
                     best, end_best = compute_best, end_compute
             elif memory_best >= 0:
@@ -208,7 +213,7 @@ def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, p
 
 @part
 def _issue(stream, streams, rules, front, issues, clocks):
-    """Issue the next layer of a stream on the device, and return the clocks after it."""
+    """Issue the next layer of a stream on the device; change *front*, and return the clocks after it."""
     layer = front.position[stream]
     size = streams.fetch[layer]
     before, peak = issues[0], issues[1]
@@ -232,7 +237,8 @@ def _catch_up(streams, buffer, front, issues, clocks):
 def _may_go(stream, behind, streams, front, max_lag):
     """Return whether the fairness rule lets a stream issue its next layer; twin of ``policies.fairness.may_go``.
 
-    behind: the stream that is furthest behind.
+    behind: the stream that is furthest behind. front: the next layers and the progress of all streams. max_lag: as of
+    ``RolloutRules``.
     """
     gain = streams.gains[front.position[stream]]
     return stream == behind or within_lag(front.progress[stream], gain, front.progress[behind], max_lag)

@@ -31,38 +31,38 @@ def edf_key(deadline: int, arrival: int) -> tuple[int, int]:
 # How long a request has waited
 
 
-def waited(now: int, arrival: int, whole: int, remaining: int) -> int:
+def waited(now: int, arrival: int, query_ticks: int, remaining: int) -> int:
     """Return the ticks since its arrival in which a query was not served.
 
-    whole, remaining: the ticks of the whole query alone on the device, and of its layers that were not issued.
+    query_ticks, remaining: the ticks of the whole query alone on the device, and of its layers that were not issued.
     """
-    return max(0, now - arrival - (whole - remaining))
+    return max(0, now - arrival - (query_ticks - remaining))
 
 
-def tokens(priority: int, whole: int, waited: int) -> int:
-    """PREMA: return priority x (1 + time waited / time alone), times the time alone *whole* to stay an integer."""
-    return priority * (whole + waited)
+def tokens(priority: int, query_ticks: int, waited: int) -> int:
+    """PREMA: return priority x (1 + time waited / time alone), times the time alone *query_ticks*: an integer."""
+    return priority * (query_ticks + waited)
 
 
-def level(tokens: int, whole: int) -> int:
+def level(tokens: int, query_ticks: int) -> int:
     """PREMA: return the highest threshold of 9, 3 and 1 that *tokens* reaches; every query reaches 1."""
-    return 9 if tokens >= 9 * whole else 3 if tokens >= 3 * whole else 1
+    return 9 if tokens >= 9 * query_ticks else 3 if tokens >= 3 * query_ticks else 1
 
 
 # How much a request counts
 
 
-def rank(priority: int, waited: int, whole: int, patience: int) -> int:
+def rank(priority: int, waited: int, query_ticks: int, patience: int) -> int:
     """priority: return the priority, times three for every *patience* own lengths that a request has waited.
 
-    At most 36 times, to stay within 64 bits.
+    query_ticks: the length, alone on the device. At most 36 times, to stay within 64 bits.
     """
-    return int(priority * 3 ** min(waited // max(1, whole) // patience, 36))
+    return int(priority * 3 ** min(waited // max(1, query_ticks) // patience, 36))
 
 
-def worth(priority: int, size: int, waited: int, whole: int) -> float:
-    """punctual: return how much a batch counts: priority x size x (1 + time waited / time alone)."""
-    return priority * size * (1 + waited / max(1, whole))
+def worth(priority: int, size: int, waited: int, query_ticks: int) -> float:
+    """punctual: return how much a batch counts: priority x size x (1 + time waited / time alone, *query_ticks*)."""
+    return priority * size * (1 + waited / max(1, query_ticks))
 
 
 # How much time is left
@@ -122,11 +122,11 @@ def weave_due_key(idle: int, deadline: int) -> tuple[int, int]:
     return idle, deadline
 
 
-def goes_on(wants_weights: bool, wants_space: bool, compute_bound: bool) -> bool:
-    """Layerweaver: return whether a model may go on, given the resource that starves; True if none does.
+def helps_starved(wants_weights: bool, wants_space: bool, compute_bound: bool) -> bool:
+    """Layerweaver: return whether a layer of a model helps the resource that starves; True if none does.
 
-    wants_weights: every candidate lets the array wait; then compute-bound models go on. Otherwise wants_space: every
-    candidate lets the channel wait; then memory-bound models go on.
+    wants_weights: every candidate lets the array wait; then compute-bound models help. Otherwise wants_space: every
+    candidate lets the channel wait; then memory-bound models help.
     """
     return compute_bound if wants_weights else not (wants_space and compute_bound)
 
@@ -201,15 +201,15 @@ def leaving_cost(share: float, size: int, passed: int, late: int, miss: int) -> 
     return share * (size * passed + miss * late)
 
 
-def backlog_cost(left: int, most: int, full: int, passed: int) -> float:
-    """top-up: return the summed waiting ticks of *left* requests that run in full batches after *passed* ticks.
+def backlog_cost(requests: int, max_batch: int, batch_ticks: int, passed: int) -> float:
+    """top-up: return the summed waiting ticks of *requests* requests that run in full batches after *passed* ticks.
 
-    most: the requests of a full batch; full: the ticks that it takes.
+    max_batch: the requests of a full batch; batch_ticks: the ticks that it takes.
     """
-    # The second term sums most * full * j over the batches j = 1 ... left / most.
-    return left * passed + full * (left * (left + most) / (2 * most))
+    # The second term sums max_batch * batch_ticks * j over the batches j = 1 ... requests / max_batch.
+    return requests * passed + batch_ticks * (requests * (requests + max_batch) / (2 * max_batch))
 
 
-def backlog_ticks(left: int, most: int, full: int) -> int:
-    """top-up: return the ticks that *left* requests take in batches of *most*, which take *full* ticks."""
-    return full * left // most
+def backlog_ticks(requests: int, max_batch: int, batch_ticks: int) -> int:
+    """top-up: return the ticks of *requests* requests in batches of *max_batch*, which take *batch_ticks* each."""
+    return batch_ticks * requests // max_batch

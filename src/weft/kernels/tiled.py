@@ -45,7 +45,7 @@ def work(product: Floats, tile: Floats, batch: int, b_r: int, reading: int) -> P
     lanes = float(batch - b_r + 1)
     # The first *full* lanes hold b_r samples each (tall), one more the rest (short); further lanes are empty.
     full, rest = float(batch // b_r), float(batch % b_r)
-    own_passes = np.ceil(columns / t_c)
+    own_passes = np.ceil(columns / t_c)  # passes over the columns of one lane; names with "first": of the first pass
     fetches = batch * own_passes
     if reading in (STRADDLE, REFETCH):
         passes = np.ceil(lanes * columns / t_c)
@@ -82,9 +82,7 @@ def _pieces(lanes: float, columns: float, t_c: float) -> float:
     a, b = columns, t_c  # Euclid: a becomes their greatest common divisor
     while b > 0:
         a, b = b, a % b
-    common_end = (
-        columns / a * t_c
-    )  # the least common multiple: the end of a lane and of a pass is there one cut, not two
+    common_end = columns / a * t_c  # least common multiple: there, the ends of a lane and of a pass are one cut
     return float(np.ceil(lanes * columns / t_c) + lanes - np.ceil(lanes * columns / common_end))
 
 
@@ -92,7 +90,8 @@ def _pieces(lanes: float, columns: float, t_c: float) -> float:
 def time_s(work: ProductWork, s_per_cycle: float, s_per_element: float, edges: int) -> float:
     """Return the seconds that a product takes: the roofline of the two resources, and the edges as *edges* counts them.
 
-    edges: EDGES_ADDED to EDGES_NONE.
+    s_per_cycle, s_per_element: seconds of a cycle of the array, and of an element to or from memory. edges: EDGES_ADDED
+    to EDGES_NONE.
     """
     compute, traffic = work.cycles * s_per_cycle, work.elements * s_per_element
     if edges == EDGES_NONE:

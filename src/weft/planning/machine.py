@@ -85,7 +85,7 @@ def plan_target(devices: Sequence[str | Host], workload: Workload) -> PlanTarget
 def _read(device: str) -> Host:
     """Read a measured host from a file; raises InputError with advice for any other name of a device."""
     if entry := device_entry(device):
-        example = entry.about["example"]
+        example = entry.details["example"]
         raise InputError(f"device = {device}: a plan is for one device, by its name; name it alone, as {example}")
     if not device.endswith(".json"):
         raise InputError(

@@ -56,23 +56,23 @@ def kind_of(path: Path, device: str) -> Entry:
     plain ONNX; so has a file whose suffix no kind has.
     """
     kinds = registered("model_kinds")
-    runnable = [kind for kind in kinds.values() if device in kind.about.get("devices", ())]
-    by_suffix = [kind for kind in runnable if kind.about.get("suffix") == path.suffix]
+    runnable = [kind for kind in kinds.values() if device in kind.details.get("devices", ())]
+    by_suffix = [kind for kind in runnable if kind.details.get("suffix") == path.suffix]
     if path.suffix != ONNX_SUFFIX and by_suffix:
         return by_suffix[0]
     keys = metadata_keys(path) if path.is_file() else frozenset()
-    return next((kind for kind in runnable if kind.about.get("metadata") in keys), kinds[ONNX])
+    return next((kind for kind in runnable if kind.details.get("metadata") in keys), kinds[ONNX])
 
 
 def kind_without_cpu(path: Path) -> Entry | None:
     """The kind of a file, by its suffix, if its ``devices`` leave out the cores; None for files that the cores run."""
-    kinds = (kind for kind in registered("model_kinds").values() if kind.about.get("suffix") == path.suffix)
-    return next((kind for kind in kinds if CPU not in kind.about.get("devices", (CPU,))), None)
+    kinds = (kind for kind in registered("model_kinds").values() if kind.details.get("suffix") == path.suffix)
+    return next((kind for kind in kinds if CPU not in kind.details.get("devices", (CPU,))), None)
 
 
 def suffixes() -> tuple[str, ...]:
     """The suffixes of model files, that of ONNX first."""
-    return tuple(kind.about["suffix"] for kind in registered("model_kinds").values() if "suffix" in kind.about)
+    return tuple(kind.details["suffix"] for kind in registered("model_kinds").values() if "suffix" in kind.details)
 
 
 # Metadata of ONNX files

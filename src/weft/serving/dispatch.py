@@ -162,7 +162,7 @@ class Dispatcher:
         if self.lanes.ended or (deadlines.heap and deadlines.any_passed(now)):
             self._account()
         ticket.enter(stream, now)
-        ticket.more = round(model.residency.away_s * 1e9)  # to bring the model back to its device
+        ticket.load_ticks = round(model.residency.away_s * 1e9)  # to bring the model back to its device
         refusal = self._source.admit(ticket, now)
         if refusal:
             if refusal.reason == "unmeetable":

@@ -64,7 +64,7 @@ def check_device(path: Path, backend: Backend) -> None:
     """Refuse a model file without a device if its kind does not run on the cores; ModelError names a device."""
     kind = kind_without_cpu(path) if backend.device is None else None
     if kind is not None:
-        devices = kind.about["devices"]
+        devices = kind.details["devices"]
         raise ModelError(
             f"{path.suffix} files, of the kind {kind.name}, run on {' or '.join(devices)} only: serve with --device "
             f"{example_devices(devices)}, or export the model as ONNX"

@@ -147,12 +147,12 @@ def compare(
 
     models: names, .onnx files, models or profiles; *batch* and *cost* apply to all but profiles, which have costs.
     policies: names, or ``"all"``. workload: length and mix of the run. spill, pieces: as in ``simulate``.
-    sweep: search for the best thresholds of ``aimt`` first.
+    sweep: search for the best thresholds of ``aimt`` first. on_progress: called after each run.
     """
     names = _saturated_names(policies, sweep)
     npu = load_npu(device) if isinstance(device, str) else device
     profiles = [_profile(model, npu, batch, cost) for model in models]
-    advance = _ProgressCounter(on_progress, 2 * len(names) + sweep)
+    advance = _ProgressCounter(on_progress, 2 * len(names) + sweep)  # policies may run again, in pieces
     options: dict[str, dict[str, Option]] = {}
     if sweep:
         advance("sweeping aimt")
@@ -211,7 +211,10 @@ def compare_requests(
 
 
 def host_settings(case: Case, late: str) -> str:
-    """Return in words the settings besides the policy that must be equal in a comparison on a host."""
+    """Return in words the settings besides the policy that must be equal in a comparison on a host.
+
+    late: the rule for late requests.
+    """
     host = case.device
     assert isinstance(host, Host)
     threads = f" x {host.threads} threads" if host.threads > 1 else ""
@@ -247,7 +250,7 @@ def _requests_per_s(case: Case, index: int) -> float:
         return rate
     if stream.arrival == "closed":  # a client's cycle: the requests of all clients one after another, then its pause
         return stream.clients / (stream.think_ms / 1e3 + stream.clients * case.alone_s[index])
-    return sum(map(len, case.arrivals(index, None))) / case.workload.duration_s
+    return sum(map(len, case.arrivals(index, seed=None))) / case.workload.duration_s
 
 
 def _shorten(workload: Workload, duration_s: float) -> Workload:

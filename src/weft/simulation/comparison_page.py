@@ -87,6 +87,7 @@ def _page(
 
 
 def _saturated_table(reports: Sequence[Report], in_pieces: Sequence[Report]) -> dict[str, Any]:
+    """Return the table of the page; its heads are (title, kind, explanation). in_pieces: the same runs in pieces."""
     heads = [
         ("Policy", "text", ""),
         ("STP", "", STP),
@@ -104,11 +105,12 @@ def _saturated_table(reports: Sequence[Report], in_pieces: Sequence[Report]) -> 
             2, (f"STP in 1/{pieces}", "", f"With every layer in pieces of at most 1/{pieces} of the weight buffer")
         )
         for row, other in zip(rows, in_pieces, strict=True):
-            row.insert(2, _number(other.stp))
+            row.insert(2, _number(other.stp))  # behind the STP
     return {"heads": heads, "rows": rows}
 
 
 def _saturated_row(report: Report) -> list[str]:
+    """Return the cells of a policy, in the order of the heads of ``_saturated_table``."""
     return [
         report.policy,
         _number(report.stp),
@@ -128,6 +130,7 @@ def _remarks(report: Report) -> list[str]:
 
 
 def _saturated_charts(reports: Sequence[Report]) -> list[dict[str, Any]]:
+    """Return the bar charts; -1 instead of a model stands for all models together."""
     return [
         _chart("STP", STP, "number", [[(-1, report.stp)] for report in reports], limit=reports[0].bound_stp),
         _chart(
@@ -155,6 +158,7 @@ def _trace(report: Report, trace: Trace) -> dict[str, Any]:
 
 
 def _request_table(reports: Sequence[RequestReport]) -> dict[str, Any]:
+    """Return the table of the page; its heads are (title, kind, explanation)."""
     streams = reports[0].streams
     heads = [
         ("Policy", "text", ""),
@@ -177,6 +181,8 @@ def _request_table(reports: Sequence[RequestReport]) -> dict[str, Any]:
 
 
 def _request_charts(reports: Sequence[RequestReport]) -> list[dict[str, Any]]:
+    """Return the bar charts; -1 instead of a model stands for all models together."""
+
     def points(value: Callable[[RequestStream], float | None]) -> list[list[tuple[int, float | None]]]:
         return _by_model(reports, [[value(stream) for stream in report.streams] for report in reports])
 
@@ -216,8 +222,8 @@ def _chart(
 ) -> dict[str, Any]:
     """Return the data of a bar chart.
 
-    bars: for each policy, pairs of a model's index (-1: all models together) and a value. show: the format of values
-    in the template. limit: a line across the bars.
+    meaning: an explanation of the values. bars: for each policy, pairs of a model's index (-1: all models together) and
+    a value. show: the format of values in the template. limit: a line across the bars.
     """
     return {"title": title, "meaning": meaning, "show": show, "bars": bars, "limit": limit}
 

@@ -109,13 +109,13 @@ def sustain(
     """Find the highest load at which no stream misses more than *limit* of its deadlines.
 
     workload: a workload or its file. ratios: divisions of its total rate to try, each with one number per stream.
-    device: a name, a file, or a machine that ``weft.measure`` returned; None: that of the workload. seeds: runs per
-    load. tolerance: width of the last bracket, relative to the load. processes: searches at the same time; a script
-    that uses several must begin under ``if __name__ == "__main__"``.
+    device: a name, a file, or a machine that ``weft.measure`` returned; None: that of the workload. late: the rule for
+    late requests. seeds: runs per load. tolerance: width of the last bracket, relative to the load. processes: searches
+    at the same time; a script that uses several must begin under ``if __name__ == "__main__"``.
     """
     base = workload if isinstance(workload, Workload) else read_workload(workload)
     mixes = tuple(ratios) if ratios is not None else (None,)
-    loads = check_asked(base, policies, ratios, late)
+    loads = check_request(base, policies, ratios, late)
     if processes < 1:
         raise InputError(f"processes = {processes} must be at least 1")
     machine = searchable(load_device(device or base.device) if isinstance(device, str | None) else device)
@@ -130,10 +130,10 @@ def sustain(
     return SustainedLoads(machine.name, limit, mixes, tuple(names), tuple(questions), tuple(answers), settings)
 
 
-def check_asked(
+def check_request(
     base: Workload, policies: str | Sequence[str], ratios: Sequence[Ratio] | None, late: str
 ) -> list[Workload]:
-    """Return the workload at each ratio; InputError for unknown policies or late rules, or ratios that do not fit.
+    """Return the workload *base* at each ratio; InputError for unknown policies or late rules, or unfit ratios.
 
     Called before a machine is measured, which takes minutes.
     """
@@ -191,7 +191,11 @@ def _table(loads: SustainedLoads) -> ResultTable:
     where = f"{loads.device}, {loads.settings}" if loads.settings else loads.device
     title = f"{models} on {where}: largest load with at most {loads.limit:.1%} of deadlines missed"
     return ResultTable(
-        title, ("ratio", "policy", "requests/s", *columns, "first miss at", ""), tuple(rows), 2, _notes(loads, on_host)
+        title,
+        ("ratio", "policy", "requests/s", *columns, "first miss at", ""),
+        tuple(rows),
+        left=2,
+        notes=_notes(loads, on_host),
     )
 
 

@@ -279,7 +279,10 @@ def _shared_queues(bench: _BenchFile, profile: _Profile) -> list[int]:
 
 
 def _simulate_ends(bench: _BenchFile, profile: _Profile, policy: str, options: dict[str, Option]) -> list[Floats]:
-    """Simulate the run; return the end of each request of each stream in seconds, NaN without an answer."""
+    """Simulate the run; return the end of each request of each stream in seconds, NaN without an answer.
+
+    options: of the policy.
+    """
     programs: list[Program] = []
     terms: list[Terms] = []
     times, leaves, lines = [], [], []
@@ -346,7 +349,10 @@ def _layers_until_exit(stream: _Stream, model: _MeasuredModel, seed: int) -> Int
 
 
 def _end_times(bench: _BenchFile, feed: Arrivals) -> list[Floats]:
-    """Return the end of each request in seconds, in the order of the bench file; NaN without an answer."""
+    """Return the end of each request in seconds, in the order of the bench file; NaN without an answer.
+
+    feed: the simulated clients, which have recorded the answers.
+    """
     ends_by_arrival: list[dict[int, list[int]]] = [{} for _ in bench.streams]
     for answer in feed.answers:
         ends_by_arrival[answer.stream].setdefault(answer.arrival, []).append(answer.end)
@@ -397,6 +403,7 @@ def _program(name: str, model: _MeasuredModel, batch: int, hand_over_s: float) -
 
 
 def _measured_latencies(stream: _Stream) -> Floats:
+    """Return the latency of each request in seconds, NaN without an answer."""
     return np.array(
         [
             np.nan if latency_s is None or status != 200 else latency_s
@@ -406,12 +413,12 @@ def _measured_latencies(stream: _Stream) -> Floats:
 
 
 def _figures(latency_s: Floats, deadline_s: float | None) -> Figures:
-    """Return the figures of latencies in seconds, NaN for requests without an answer."""
+    """Return the figures of *latency_s*, seconds by request, NaN without an answer; *deadline_s*: None without one."""
     answered = latency_s[~np.isnan(latency_s)]
     missed = None
     if len(latency_s) and deadline_s is not None:
         missed = 1 - float((answered <= deadline_s).sum()) / len(latency_s)
     if not len(answered):
-        return Figures(0, None, None, None, missed)
+        return Figures(answered=0, mean_s=None, p50_s=None, p99_s=None, missed_share=missed)
     p50, p99 = observed_quantiles(answered, (0.5, 0.99))
     return Figures(len(answered), float(answered.mean()), p50, p99, missed)

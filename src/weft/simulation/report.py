@@ -84,11 +84,13 @@ def report(
     """Compute the report of a run of *setting*.
 
     fixed_mix: queries of each stream, if the user asked for a mix. band: the fairness rule of the run, for ``max_lag``.
+    remark: a sentence for the user.
     """
     demands = [demand_of(program, setting.buffer) for program in setting.uncut]
-    dual = mix_prices(demands, fixed_mix) if fixed_mix else prices(demands)
+    bound_prices = mix_prices(demands, fixed_mix) if fixed_mix else prices(demands)
     streams = tuple(
-        _stream(trace, index, demand, dual, clock, setting.programs[index]) for index, demand in enumerate(demands)
+        _stream(trace, index, demand, bound_prices, clock, setting.programs[index])
+        for index, demand in enumerate(demands)
     )
     makespan = trace.makespan_s
     stp = sum(stream.progress * stream.standalone_s for stream in streams) / makespan
@@ -99,8 +101,8 @@ def report(
         device=str(trace.settings.get("device", "")),
         policy=str(trace.settings.get("policy", "")),
         stp=stp,
-        bound_stp=dual.bound,
-        fraction_of_bound=stp / dual.bound,
+        bound_stp=bound_prices.bound,
+        fraction_of_bound=stp / bound_prices.bound,
         antt=None if starved else sum(slowdowns) / len(slowdowns),
         max_slowdown=None if starved else max(worst),
         pe_utilisation=float((trace.compute_end_s - trace.compute_start_s).sum()) / makespan,
@@ -114,9 +116,9 @@ def report(
 
 
 def _stream(
-    trace: Trace, index: int, demand: QueryDemand, dual: Prices, clock: Clock, program: Program
+    trace: Trace, index: int, demand: QueryDemand, bound_prices: Prices, clock: Clock, program: Program
 ) -> StreamReport:
-    """Compute the report of the stream with number *index*; *dual*: prices that value an unfinished query."""
+    """Compute the report of the stream with number *index*; *bound_prices*: prices that value an unfinished query."""
     issues = trace.stream == index
     issued = int(issues.sum())
     completed = issued // len(program)
@@ -127,7 +129,7 @@ def _stream(
     return StreamReport(
         model=trace.streams[index],
         queries=completed,
-        progress=dual.queries(program, issued),
+        progress=bound_prices.queries(program, issued),
         standalone_s=alone_s,
         mean_latency_s=mean,
         max_latency_s=float(latencies.max()) if completed else None,
@@ -138,7 +140,8 @@ def _stream(
 def _max_lag(trace: Trace, setting: Setting, band: Band, *, all_done: bool) -> float:
     """Return the largest gap between the most and the least advanced stream at any issue, in rounds.
 
-    all_done: whether every stream issued all its queries; a stream that has issued its last layer is then not behind.
+    band: the mix that the streams were kept at. all_done: whether every stream issued all its queries; a stream that
+    has issued its last layer is then not behind.
     """
     gains = band.gains(setting.programs)
     # For each stream, its progress after every issue of the run. ``minimum`` keeps the index in range at issues of

@@ -109,7 +109,7 @@ def bin_edges() -> Ints:
 def percentiles(histogram: Ints, percents: Sequence[float], largest: int) -> list[int]:
     """Return the latencies in ticks that *percents* percent of the requests do not exceed: the upper edges of bins.
 
-    largest: the largest latency, which caps the result.
+    histogram: requests by bin of ``bin_of``. largest: the largest latency, which caps the result.
     """
     used_bins = np.flatnonzero(histogram)
     cumulative = np.cumsum(histogram[used_bins])
@@ -130,12 +130,14 @@ def stream_report(
 ) -> RequestStream:
     """Compute the report of a stream from its counters (``request_state.ARRIVED`` to ``QUERIES``) and latencies.
 
-    span_s: the seconds in which its requests arrived.
+    histogram: requests by bin of ``bin_of``. tick_s: seconds of a tick. span_s: the seconds in which its requests
+    arrived.
     """
     arrived, completed, violated = counts[k.ARRIVED], counts[k.COMPLETED], counts[k.VIOLATED]
     ticks = percentiles(histogram, (*PERCENTILES, *range(1, 101)), counts[k.LATENCY_MAX]) if completed else []
     latencies_s = [latency * tick_s for latency in ticks]
     tail: Sequence[float | None] = latencies_s[: len(PERCENTILES)] or [None] * len(PERCENTILES)
+    p50_s, p90_s, p99_s, p999_s = tail
     return RequestStream(
         model=model,
         deadline_s=deadline_s,
@@ -149,10 +151,10 @@ def stream_report(
         mean_batch=completed / counts[k.BATCHES] if counts[k.BATCHES] else 0.0,
         deepest_queue=counts[k.DEEPEST],
         mean_latency_s=counts[k.LATENCY_SUM] * tick_s / completed if completed else None,
-        p50_s=tail[0],
-        p90_s=tail[1],
-        p99_s=tail[2],
-        p999_s=tail[3],
+        p50_s=p50_s,
+        p90_s=p90_s,
+        p99_s=p99_s,
+        p999_s=p999_s,
         max_latency_s=counts[k.LATENCY_MAX] * tick_s if completed else None,
         cdf_s=tuple(latencies_s[len(PERCENTILES) :]),
         p99_max_of=largest_of(completed),

@@ -24,7 +24,9 @@ def report_table(report: Report) -> ResultTable:
         for stream in report.streams
     ]
     columns = ("model", "queries", "alone ms", "latency ms", "slowdown", "worst ms")
-    return ResultTable(f"{report.policy} on {report.device}", columns, tuple(map(TableRow, rows)), 1, _remarks(report))
+    return ResultTable(
+        f"{report.policy} on {report.device}", columns, tuple(map(TableRow, rows)), notes=_remarks(report)
+    )
 
 
 def _remarks(report: Report) -> tuple[str, ...]:
@@ -62,7 +64,7 @@ def requests_table(report: RequestReport) -> ResultTable:
     title = f"{report.policy} on {report.device}, late requests: {report.late}"
     note = f"STP {report.stp:.3f} of {report.offered_stp:.3f} offered, {report.goodput_stp:.3f} in time; {busy(report)}"
     largest_remarks = largest_notes((stream.model, stream.p99_max_of) for stream in report.streams)
-    return ResultTable(title, (*columns, *times), tuple(map(TableRow, rows)), 1, (note, *largest_remarks))
+    return ResultTable(title, (*columns, *times), tuple(map(TableRow, rows)), notes=(note, *largest_remarks))
 
 
 def busy(report: RequestReport, between: str = ", ") -> str:
@@ -105,7 +107,7 @@ def comparison_table(title: str, reports: Sequence[Report], in_pieces: Sequence[
     if in_pieces:
         size = f"1/{in_pieces[0].pieces}"
         notes.append(f"in {size}: STP with every layer in pieces of at most {size} of the weight buffer")
-    return ResultTable(title, columns, table_rows, 1, tuple(notes))
+    return ResultTable(title, columns, table_rows, notes=tuple(notes))
 
 
 def request_comparison_table(title: str, reports: Sequence[RequestReport]) -> ResultTable:
@@ -136,7 +138,7 @@ def request_comparison_table(title: str, reports: Sequence[RequestReport]) -> Re
     )
     notes = [f"the same as {policy} here: {', '.join(others)}" for policy, others in copies.items() if others]
     notes += largest_notes((stream.model, stream.p99_max_of) for stream in reports[0].streams)
-    return ResultTable(title, columns, rows, 1, tuple(notes))
+    return ResultTable(title, columns, rows, notes=tuple(notes))
 
 
 def copies_of(reports: Sequence[RequestReport]) -> Mapping[str, list[str]]:

@@ -89,7 +89,7 @@ class Sustained:
 
 
 def sustain(question: Question, device: Device | None = None) -> Sustained:
-    """Search for the largest sustained load."""
+    """Search for the largest sustained load; *device*: None: that of the workload."""
     case = prepared(question.workload, device or load_device(question.workload.device))
     on_host = isinstance(case.device, Host)
     missed_by_factor: dict[float, list[float]] = {}
@@ -185,7 +185,7 @@ def _answer(
 ) -> Sustained:
     """Return the answer without latencies.
 
-    missed_by_factor: multiple of the rates -> the worst share missed with each seed.
+    missed_by_factor: multiple of the rates -> the worst share missed with each seed. low, high: the last bracket.
     """
     rate = sum(rate or 0.0 for rate in question.workload.rates)
     rates = question.workload.rates

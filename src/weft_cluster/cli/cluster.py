@@ -72,7 +72,7 @@ def simulate(
     available, streams = read_machines(machines), with_shapes(read_workload(workload), shape)
     cluster = placed(read_placement(placement), available.kinds, demands_of(streams, available))
     day = None if traffic is None else read_traffic(traffic)
-    cluster = cluster.asked(rate, None if day is None else day.cv)
+    cluster = cluster.scaled(rate, None if day is None else day.cv)
     if slow is not None:
         cluster = slowed(cluster, *_parse_pair("--slow", slow), seed)
     warmup_s = min(1.0, seconds / 10)
@@ -167,7 +167,7 @@ def servers_table(title: str, status: dict[str, Any]) -> ResultTable:
         for server in (*status["servers"], *status["past"])
     )
     columns = ("machine", "server", "up", "in flight", "ahead ms", "way ms", "mean ms", *ENDS)
-    return ResultTable(title, columns, rows, 2)
+    return ResultTable(title, columns, rows, left=2)
 
 
 def cluster_status(url: str, key: str | None = None) -> dict[str, Any]:

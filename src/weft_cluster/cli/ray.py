@@ -66,7 +66,7 @@ def up(
     if kill is not None and kill not in cluster.machines:
         raise InputError(unknown_name("machine", kill, cluster.machines))
     with progress_bar("starting"):
-        cluster.__enter__()
+        cluster.__enter__()  # not ``with``: the bar ends when the cluster has started
     try:
         if bench is None:
             _print_until_signal(cluster)

@@ -63,7 +63,7 @@ def _table(title: str, fitted: TrafficFit) -> ResultTable:
 
     rows = tuple(TableRow((what, f"{trace:.3g}", f"{traffic:.3g}")) for what, trace, traffic in fitted.likeness)
     notes = tuple(f"not known: {parameter}" for parameter in fitted.unknown)
-    return ResultTable(title, ("", "trace", "generated"), rows, 1, notes)
+    return ResultTable(title, ("", "trace", "generated"), rows, left=1, notes=notes)
 
 
 def _as_dict(fitted: TrafficFit) -> dict[str, Any]:

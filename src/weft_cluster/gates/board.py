@@ -109,7 +109,7 @@ class RoutingBoard:
     def remove(self, place: int) -> None:
         """Remove a server. Its place may be given to another one."""
         del self._machines[place]
-        self._sent_at = {key: sent_at for key, sent_at in self._sent_at.items() if key[1] != place}
+        self._sent_at = {(model, at): sent_at for (model, at), sent_at in self._sent_at.items() if at != place}
         self.estimates[place] = Estimate(up=False)
         for model, replicas in list(self._replicas.items()):
             self._set_replicas(model, [replica for replica in replicas if replica.machine != place])
@@ -122,7 +122,7 @@ class RoutingBoard:
             self.estimates[place] = Estimate(up=up, in_flight=before.in_flight)
 
     def _update_shares(self) -> None:
-        """Set ``Replica.until``, the cumulative share of requests; servers of one machine have equal parts."""
+        """Set ``Replica.cumulative_share``; servers of one machine have equal parts of its share."""
         copies = [machine.name for machine in self._machines.values()]
         for model, replicas in self._replicas.items():
             weights = []
@@ -133,19 +133,21 @@ class RoutingBoard:
             total, cumulative = sum(weights), 0.0
             for index, weight in enumerate(weights):
                 cumulative += weight
-                replicas[index] = replicas[index]._replace(until=cumulative / total)
+                replicas[index] = replicas[index]._replace(cumulative_share=cumulative / total)
 
     # Requests
 
-    def choose(self, model: str, now: int, but: int | None = None, due: int | None = None) -> RouteChoice | None:
+    def choose(self, model: str, now: int, excluded: int | None = None, due: int | None = None) -> RouteChoice | None:
         """Choose a server for a request; None if none takes requests for the model.
 
-        now, due: time and deadline in ns. but: place of a server to leave out. If there is a deadline, a server without
-        a recent report may be chosen, so that its estimate is refreshed.
+        now, due: time and deadline in ns. excluded: place of a server to leave out. If there is a deadline, a server
+        without a recent report may be chosen, so that its estimate is refreshed.
         """
         estimates = self.estimates
         replicas = [
-            replica for replica in self._replicas[model] if estimates[replica.machine].up and replica.machine != but
+            replica
+            for replica in self._replicas[model]
+            if estimates[replica.machine].up and replica.machine != excluded
         ]
         if not replicas:
             return None
@@ -156,7 +158,7 @@ class RoutingBoard:
         return RouteChoice(replica, expected(estimates, replica, now))
 
     def _find_unheard(self, model: str, replicas: Sequence[Replica], now: int, due: int | None) -> Replica | None:
-        """A replica that got no request for ``UNHEARD_NS`` but should answer by *due*; None if there is none."""
+        """Return a replica that got no request for ``UNHEARD_NS`` but should answer by *due*; None if there is none."""
         if due is None:
             return None
         for replica in replicas:
@@ -165,7 +167,7 @@ class RoutingBoard:
                 return replica
         return None
 
-    def hopeless(self, model: str, due: int, now: int) -> bool:
+    def unmeetable(self, model: str, due: int, now: int) -> bool:
         """Return whether no server is expected to answer by *due*.
 
         False if no report is younger than ``BELIEVED_NS``.
@@ -194,7 +196,8 @@ class RoutingBoard:
     def heard(self, place: int, model: str, estimate: ServerEstimate, now: int, way: int) -> None:
         """Take the estimate that a server reported with an answer.
 
-        now: time of the answer. way: round trip of the network, in ns.
+        estimate.compute_ns: computing time of a request of this model; 0: not known. now: time of the answer. way:
+        round trip of the network, in ns.
         """
         self.estimates[place] = self.estimates[place]._replace(array=estimate.wait_ns, channel=0, as_of=now)
         self._reported_at[model] = now
@@ -202,11 +205,11 @@ class RoutingBoard:
             return
         # A request delays the ones behind it by its share of the lanes; the rest is only its own latency.
         per_lane = estimate.compute_ns // estimate.lanes
-        besides = estimate.compute_ns - per_lane + way
+        overhead = estimate.compute_ns - per_lane + way
         replicas = self._replicas[model]
         for index, replica in enumerate(replicas):
             if replica.machine == place:
-                replicas[index] = replica._replace(compute=per_lane, fetch=0, besides=besides)
+                replicas[index] = replica._replace(compute=per_lane, fetch=0, overhead=overhead)
 
 
 def _break_tie(replica: Replica, draw: float) -> Replica:
@@ -214,7 +217,7 @@ def _break_tie(replica: Replica, draw: float) -> Replica:
 
     Otherwise all gates would choose the same of nearly equal servers, and get no reports from the others.
     """
-    return replica._replace(besides=replica.besides + int(draw * max(SPREAD_NS, replica.compute // SPREAD)))
+    return replica._replace(overhead=replica.overhead + int(draw * max(SPREAD_NS, replica.compute // SPREAD)))
 
 
 def _placed_replica(place: int, placed: PlacedModel, machine: PlacedMachine) -> Replica:

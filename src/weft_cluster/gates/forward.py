@@ -44,8 +44,9 @@ it."""
 class Link:
     """A server behind a gate: its address, connection pool and health.
 
-    changed: called when the server begins or ceases to take requests. key: API key of the server. connections: size of
-    the pool. Probes run as a task on the gate's event loop until ``close``.
+    placed: its machine in the placement. place: its index on the board. changed: called when the server begins or
+    ceases to take requests. key: API key of the server. connections: size of the pool. Probes run as a task on the
+    gate's event loop until ``close``.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Link:
     ) -> None:
         self.placed, self.target, self.place, self.key = placed, target, place, key
         self.machine = placed.name
-        self.shown = quote(self.machine)
+        self.header_name = quote(self.machine)
         """The machine's name, quoted for an HTTP header."""
         self.pool = Pool(target, connections)
         self.up = False
@@ -131,7 +132,7 @@ class Link:
         self._set_up(up=up)
 
     def _set_up(self, *, up: bool) -> None:
-        """Take the result of a probe, and report a change."""
+        """Record whether the server answered a probe as ready, and report a change."""
         up = up and self._wanted
         if up != self.up:
             self.up = up
@@ -210,6 +211,7 @@ class Forward:
     """
 
     keep_bytes = sys.maxsize
+    """Bytes of an answer that the connection pool keeps: all."""
 
     __slots__ = (
         "_age", "_due", "_exchange", "_gate", "_hop", "_link", "_model", "_rank", "_replica", "_sent_ns", "_timer",
@@ -224,7 +226,10 @@ class Forward:
         due: RequestDue | None = None,
         rank: ClientRank = ANYONE,
     ) -> None:
-        """due: deadline of an inference; None for other requests. rank: priority that the client's API key gives."""
+        """due: deadline of an inference; None for other requests. rank: priority that the client's API key gives.
+
+        _age: nanoseconds that the request had spent elsewhere before it came here. _hop: its telemetry span.
+        """
         self._gate, self._exchange, self._model, self._due = gate, exchange, model, due
         self._age, self._rank = age_of(exchange.headers) or 0, rank
         self._hop = gate.telemetry.begin_hop(model, exchange.headers.get(PARENT, ""))
@@ -245,12 +250,12 @@ class Forward:
     def _start(self) -> None:
         """Send the request, and start its timeout if it has a strict deadline. RequestError if it is refused."""
         gate, now = self._gate, time.monotonic_ns()
-        if self._strict and self._due and gate.board.hopeless(self._model, self._due.deadline_ns, now):
+        if self._strict and self._due and gate.board.unmeetable(self._model, self._due.deadline_ns, now):
             gate.counts["unmeetable"] += 1
             left_ms = (self._due.deadline_ns - now) / 1e6
             message = f"{self._model}: its deadline cannot be met on any machine; {left_ms:.1f} ms are left"
             raise Expired(message, reason="unmeetable")
-        if not self._send(now, None):
+        if not self._send(now, excluded=None):
             gate.counts["nowhere"] += 1
             raise Overloaded(f"{self._model}: no machine that has it takes requests now; send it again later")
         self._exchange.gone = self._on_client_left
@@ -299,7 +304,7 @@ class Forward:
         return request_bytes(link.target, method, path, key=link.key, head=head, body=exchange.body)
 
     def sent(self, number: int, now_s: float) -> None:
-        """Called when the request has been written. It was counted before, when it was given to the connection pool."""
+        """Do nothing when the request has been written: it was counted when the connection pool got it."""
 
     def answered(self, number: int, answer: Answer, now_s: float) -> None:
         """Pass the server's answer on to the client, or retry at another server."""
@@ -319,7 +324,7 @@ class Forward:
             log.error("%s at %s does not take this gate's key", link.machine, link.target.url)
             self._respond(refusal(Failed(f"{link.machine} does not take this gate's key; see the gate's log")))
             return
-        self._respond(_response(answer, link.shown))
+        self._respond(_response(answer, link.header_name))
 
     def broken(self, number: int, why: str, now_s: float) -> None:
         """Retry after the server or its connection was lost, or answer the client with 503."""
@@ -327,7 +332,7 @@ class Forward:
         link.counts["lost"] += 1
         link.suspect()
         # Another server first; the same one if there is no other, as perhaps only the connection broke.
-        if self._retry(now, link.place) or self._retry(now, None):
+        if self._retry(now, link.place) or self._retry(now, excluded=None):
             return
         self._gate.counts["lost"] += 1
         message = f"{self._model}: {link.machine} was lost with it, and no other server can answer in time: {why}"

@@ -163,16 +163,16 @@ class Gate:
         self.budget = ByteBudget(face.inflight_bytes)
         self._http = HttpServer(self.handle, limits_of(face.limits), gate=self.judge, budget=self.budget, vital=VITAL)
 
-    async def start(self, more: int = 0) -> int:
-        """Listen, on the configured ports plus *more*; return the HTTP port.
+    async def start(self, port_offset: int = 0) -> int:
+        """Listen, on the configured ports plus *port_offset*; return the HTTP port.
 
         OSError if a port cannot be bound, RuntimeError if that of gRPC cannot.
         """
         network = self.config.network
-        self.port = await self._http.start(network.host, network.http_port + more, tls_of(network))
+        self.port = await self._http.start(network.host, network.http_port + port_offset, tls_of(network))
         if network.grpc_port is not None:
             self._grpc = GateGrpc(self, self.config.limits.max_body_bytes)
-            grpc_port = network.grpc_port and network.grpc_port + more  # 0 stays 0: a free port
+            grpc_port = network.grpc_port and network.grpc_port + port_offset  # 0 stays 0: a free port
             self.grpc_port = await self._grpc.start(network.host, grpc_port, grpc_tls_of(network))
         return self.port
 
@@ -188,7 +188,7 @@ class Gate:
         await asyncio.gather(*(link.close() for link in self.links.values()))
         await asyncio.to_thread(self.telemetry.close)
 
-    async def know(self, servers: Mapping[str, PlacedMachine]) -> None:
+    async def set_servers(self, servers: Mapping[str, PlacedMachine]) -> None:
         """Replace the servers: URL -> machine.
 
         Known servers keep their connections; a server that is not listed gets no new requests, and is removed by a
@@ -236,7 +236,7 @@ class Gate:
             if method not in ("GET", "HEAD") and path != "/v2/repository/index":
                 raise Forbidden(f"a gate passes on requests for results; {method[:20]} {path[:200]!r} is for a server")
             return _AdmittedQuery(
-                self._forward_query if model else self._find_page(path), model, SMALL_BODY_BYTES, None
+                self._forward_query if model else self._find_page(path), model, SMALL_BODY_BYTES, caller=None
             )
         except RequestError as error:
             return refusal(error)
@@ -331,7 +331,10 @@ class Gate:
 
 
 class _AdmittedQuery:
-    """An admitted request: the handler that answers it, and the API key whose quota it uses until it ends."""
+    """An admitted request: the handler that answers it, and the API key whose quota it uses until it ends.
+
+    body_bytes: the largest body that it may have. caller: the holder of the key; None if none is needed.
+    """
 
     __slots__ = ("answer", "body_bytes", "caller", "model")
 

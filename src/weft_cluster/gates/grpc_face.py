@@ -50,7 +50,7 @@ _CODES = {
 _HEAD_BYTES = "inference-header-content-length"
 
 
-class HttpWay(Protocol):
+class HttpGate(Protocol):
     """The part of a gate that takes requests over HTTP."""
 
     budget: ByteBudget
@@ -74,20 +74,23 @@ class _NoSuccess(RequestError):
 class GateGrpc:
     """The calls of ``GRPCInferenceService`` that a gate can answer, and gRPC's own health service."""
 
-    def __init__(self, way: HttpWay, most_bytes: int) -> None:
-        self._way, self._max_bytes = way, most_bytes
+    def __init__(self, gate: HttpGate, max_bytes: int) -> None:
+        """max_bytes: largest body of a request."""
+        self._gate, self._max_bytes = gate, max_bytes
         self._helpers = JsonHelpers()
-        """Processes that read large typed contents, which take long."""
+        """Processes that parse large typed contents."""
         options = [
-            ("grpc.max_receive_message_length", min(most_bytes, 2**31 - 1)),
+            ("grpc.max_receive_message_length", min(max_bytes, 2**31 - 1)),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
         ]
         self._server = grpc.aio.server(options=options)
         handlers = {name: self._unary(RPCS[name]) for name in CALLS}
-        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer, None, serialized)
-        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream, None, serialized)
-        health = {"Check": grpc.unary_unary_rpc_method_handler(self._check, None, serialized)}
+        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer, response_serializer=serialized)
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream, response_serializer=serialized
+        )
+        health = {"Check": grpc.unary_unary_rpc_method_handler(self._check, response_serializer=serialized)}
         self._server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(proto.SERVICE, handlers),
@@ -110,10 +113,11 @@ class GateGrpc:
         """Return a gRPC handler that answers a call by sending it to the HTTP endpoint of the same name."""
         assert endpoint.rpc
         method, write = endpoint.rpc.method, endpoint.rpc.write
+        request_class, _, _ = proto.METHODS[method]
 
         async def answer_call(data: bytes, context: Any) -> Any:
             try:
-                message = grpc_messages.parse_small(proto.METHODS[method][0], data)
+                message = grpc_messages.parse_small(request_class, data)
                 path = endpoint.path.format(model=quote(getattr(message, "name", ""), safe=""))
                 answer = await self._send_to_gate("GET", path, _headers(context), b"")
                 if endpoint.schema == HEALTH:
@@ -124,7 +128,7 @@ class GateGrpc:
                 refuse(context, error)
             return b""
 
-        return grpc.unary_unary_rpc_method_handler(answer_call, None, serialized)
+        return grpc.unary_unary_rpc_method_handler(answer_call, response_serializer=serialized)
 
     async def _check(self, _: bytes, context: Any) -> Any:
         """Answer gRPC's own health check by the gate's readiness."""
@@ -185,7 +189,7 @@ class GateGrpc:
         try:
             message = grpc_messages.read_infer(data, self._max_bytes)
             identity = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
-            answer = reply(infer_response=await self._forward_infer(message, headers, None))
+            answer = reply(infer_response=await self._forward_infer(message, headers, left_s=None))
         except RequestError as error:
             answer = reply(error_message=str(error), infer_response=identity)
         answer.infer_response.parameters["triton_final_response"].bool_param = True
@@ -198,7 +202,7 @@ class GateGrpc:
         """
         target = parse_target(path.encode())
         assert target is not None  # names are quoted
-        passage = self._way.judge(method, target, headers)
+        passage = self._gate.judge(method, target, headers)
         if isinstance(passage, HttpResponse):
             return passage
         answer: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
@@ -206,12 +210,12 @@ class GateGrpc:
         exchange.passage = passage
         held_bytes = len(body) if len(body) > UNCOUNTED_BYTES else 0
         try:
-            self._way.budget.take(held_bytes)
+            self._gate.budget.take(held_bytes)
             try:
-                self._way.handle(exchange)
+                self._gate.handle(exchange)
                 return await answer
             finally:
-                self._way.budget.release(held_bytes)
+                self._gate.budget.release(held_bytes)
         finally:
             if on_client_left := exchange.end():  # the call was cancelled
                 on_client_left()
@@ -219,6 +223,7 @@ class GateGrpc:
 
 
 def _end_with(answer: asyncio.Future[HttpResponse], exchange: HttpExchange, response: HttpResponse) -> None:
+    """Give a response to the gRPC call that waits for *answer*."""
     exchange.end()
     if not answer.done():
         answer.set_result(response)
@@ -303,7 +308,7 @@ def as_message(body: bytes, head_bytes: int | None) -> Any:
 
 
 def _parse_answer(body: bytes, head_bytes: int | None) -> Any:
-    """Parse JSON and binary outputs to a ``ModelInferResponse``.
+    """Parse JSON and binary outputs to a ``ModelInferResponse``; parameters as of ``as_message``.
 
     ValueError, KeyError or TypeError for an invalid body, Failed for an output as JSON.
     """
@@ -332,19 +337,20 @@ def _input_json(tensor: Any, raws: Any, pieces: list[bytes | memoryview], *, raw
     """
     head: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
     parameters = grpc_wire.parameters_of(tensor)
-    fields = tensor.contents.ListFields()
+    fields = tensor.contents.ListFields()  # (descriptor, values) of each field of typed contents; at most one is set
+    field, values = (fields[0][0].name, fields[0][1]) if fields else ("", ())
     if raw and "shared_memory_region" not in parameters:
         piece = next(raws, b"")
         parameters["binary_data_size"] = len(piece)
         pieces.append(piece)
-    elif fields and (fields[0][0].name, tensor.datatype) in _AS_BYTES:
-        piece = _AS_BYTES[fields[0][0].name, tensor.datatype](fields[0][1])
+    elif (field, tensor.datatype) in _AS_BYTES:
+        piece = _AS_BYTES[field, tensor.datatype](values)
         parameters["binary_data_size"] = len(piece)
         pieces.append(piece)
-    elif fields and fields[0][0].name == "bytes_contents":
+    elif field == "bytes_contents":
         raise BadRequest(f"input {tensor.name[:128]!r}: {tensor.datatype[:32]} does not go into bytes_contents")
     elif "shared_memory_region" not in parameters:
-        head["data"] = list(fields[0][1]) if fields else []
+        head["data"] = list(values)
     return head | ({"parameters": parameters} if parameters else {})
 
 

@@ -21,12 +21,13 @@ PORTS = 16
 
 
 class GateThread:
-    """A gate on a thread: ``start`` and ``stop``; or ``begin``, ``know`` servers, and then ``listen`` for clients.
+    """A gate on a thread: ``start`` and ``stop``; or ``begin``, ``set_servers``, and then ``listen`` for clients.
 
     The methods may be called from any thread; they block until the gate's loop has done the work.
     """
 
     def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = USUAL_SETTINGS) -> None:
+        """Prepare a gate; the parameters are those of ``Gate``."""
         self._settings = tuple(models), settings
         self._face = face
         self._loop = (fastest_loop() or asyncio.new_event_loop)()
@@ -49,18 +50,18 @@ class GateThread:
             raise
 
     def listen(self) -> int:
-        """Listen for clients after ``begin``; return the port."""
+        """Listen for clients after ``begin``; return the port. The thread is ended if that fails."""
         try:
             return self.call(self._listen())
         except BaseException:
             self._end()
             raise
 
-    def know(self, servers: Mapping[str, PlacedMachine], models: Iterable[str] | None = None) -> None:
+    def set_servers(self, servers: Mapping[str, PlacedMachine], models: Iterable[str] | None = None) -> None:
         """Replace the servers: URL -> machine; and, if given, the models of the placement."""
         if models is not None:
             self.ask(lambda: self.gate.board.expect(models))
-        self.call(self.gate.know(servers))
+        self.call(self.gate.set_servers(servers))
 
     def status(self) -> dict[str, Any]:
         """Return the state of the cluster as the gate sees it."""

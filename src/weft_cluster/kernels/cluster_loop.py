@@ -4,9 +4,9 @@ Twin of ``weft_cluster.routing.plain``. Time is divided into periods. At the sta
 reports that machines wrote ``lag`` periods ago, and update them by the work that they have sent since; during the
 period they route by these estimates; at its end every machine has served its requests up to there. Within a period
 machines do not depend on each other, so they run one after another. A machine's clock is that of the gates: the network
-delay is part of ``besides`` and is subtracted from deadlines.
+delay is part of ``overhead`` and is subtracted from deadlines.
 
-The state is in arrays, that of a machine as in ``request_state``. Times are ticks.
+The state is in arrays, that of a machine as in ``request_state``. Times are ticks. Parameters are those of ``run``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORK_ARRAY, WORK_CHANNEL, WAITING, UP = range(4)
 IN_FLIGHT = UP
 """Column of ``ClusterState.ahead`` that takes the place of UP: requests in flight."""
 PERIOD, REQUEST, NUMBER = range(3)
-"""Columns of ``ClusterState.at``."""
+"""Columns of ``ClusterState.progress``."""
 
 
 class ClusterTables(NamedTuple):
@@ -42,10 +42,10 @@ class ClusterTables(NamedTuple):
     """
 
     first: Ints
-    """(models + 1): index of a model's first entry in ``stream`` and ``until``."""
+    """(models + 1): index of a model's first entry in ``stream`` and ``cumulative_share``."""
     stream: Ints
     """Numbers of the streams, model by model."""
-    until: Floats
+    cumulative_share: Floats
     """Cumulative share of the model's requests, up to and including the stream; parallel to ``stream``."""
     machine: Ints
     """(streams): the machine."""
@@ -55,8 +55,8 @@ class ClusterTables(NamedTuple):
     """(streams): array time of a request, as gates expect it."""
     fetch: Ints
     """(streams): its expected channel time."""
-    besides: Ints
-    """(streams): its time in the network and outside both array and channel."""
+    overhead: Ints
+    """(streams): time of a request in the network and outside both array and channel."""
     rest_compute: Ints
     """(layers of all programs): array work from the layer to the end of its program."""
     rest_fetch: Ints
@@ -82,7 +82,7 @@ class ClusterRules(NamedTuple):
 class ClusterState(NamedTuple):
     """The state of the gates and of the run; machines have a ``LoopState``."""
 
-    at: Ints
+    progress: Ints
     """PERIOD: the next period; REQUEST: the first request of the block that is not routed; NUMBER: requests in earlier
     blocks."""
     reports: Ints
@@ -134,12 +134,12 @@ def run(end, models, terms, loop_rules, state, log, heads, tables, routing, clus
     models, terms, state, log, heads = borrowed((models, terms, state, log, heads))
     tables, cluster, requests = borrowed((tables, cluster, requests))
     no_more = np.zeros(len(tables.compute), np.bool_)
-    while cluster.at[PERIOD] * routing.period < end:
-        period = cluster.at[PERIOD]
+    while cluster.progress[PERIOD] * routing.period < end:
+        period = cluster.progress[PERIOD]
         until = (period + 1) * routing.period if end < k.NONE else k.NONE
         _apply_failures(loop_rules, state, tables, cluster, period)
         _update_estimates(routing, cluster, period)
-        first = cluster.at[REQUEST]
+        first = cluster.progress[REQUEST]
         last = _route_period(tables, routing, cluster, requests, period, until)
         _sort_by_stream(tables, requests, first, last)
         for machine in range(len(tables.begin) - 1):
@@ -150,8 +150,8 @@ def run(end, models, terms, loop_rules, state, log, heads, tables, routing, clus
             ):
                 return False
             _write_report(machine, until, state, terms, models, tables, routing, cluster, period + 1)
-        cluster.at[PERIOD] = period + 1
-        cluster.at[REQUEST] = last
+        cluster.progress[PERIOD] = period + 1
+        cluster.progress[REQUEST] = last
         if end == k.NONE:
             break
     return True
@@ -210,7 +210,7 @@ def _lose(loop_rules, state, stream, arrival):
 
 @part
 def _lose_arrivals(machine, until, loop_rules, state, tables, requests):
-    """Count the requests that were routed to a machine that is down as lost."""
+    """Count the requests that were routed until *until* to a machine that is down as lost."""
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):
         for i in range(requests.known[stream, k.HEAD], requests.known[stream, k.LENGTH]):
             _lose(loop_rules, state, stream, requests.by_stream[i])
@@ -255,24 +255,24 @@ def _update_estimates(routing, cluster, period):
 @part
 def _route_period(tables, routing, cluster, requests, period, until):
     """Choose a stream for every request before *until*; return the index of the first request after it."""
-    i = cluster.at[REQUEST]
-    up = cluster.reports[max(0, period - routing.lag) % (routing.lag + 1)]
+    i = cluster.progress[REQUEST]
+    reports = cluster.reports[max(0, period - routing.lag) % (routing.lag + 1)]  # the newest that gates have read
     while i < len(requests.time) and requests.time[i] < until:
-        model, now, gate = requests.model[i], requests.time[i], (cluster.at[NUMBER] + i) % routing.gates
+        model, now, gate = requests.model[i], requests.time[i], (cluster.progress[NUMBER] + i) % routing.gates
         first, count = tables.first[model], tables.first[model + 1] - tables.first[model]
         turn = cluster.turns[gate, model]
         cluster.turns[gate, model] = turn + 1
         place = 0
         if count > 1:
             if routing.router == SLACK:
-                place = _pick_earliest(tables, cluster, up, first, count, gate, turn, now)
+                place = _pick_earliest(tables, cluster, reports, first, count, gate, turn, now)
             elif routing.router == ROUND_ROBIN:
-                place = _pick_by_share(tables, up, first, count, place_of_turn(turn))
+                place = _pick_by_share(tables, reports, first, count, place_of_turn(turn))
             else:
-                place = _pick_by_share(tables, up, first, count, requests.draws[i, 0])
+                place = _pick_by_share(tables, reports, first, count, requests.draws[i, 0])
                 if routing.router != RANDOM:
                     other = other_place(requests.draws[i, 1], count, place)
-                    place = _pick_of_two(tables, routing, cluster, up, first, gate, now, place, other)
+                    place = _pick_of_two(tables, routing, cluster, reports, first, gate, now, place, other)
         stream = tables.stream[first + place]
         requests.routed[i] = stream
         _count_sent(tables, routing, cluster, period, gate, stream, now)
@@ -291,21 +291,22 @@ def _expected_answer(tables, cluster, gate, stream, now):
         aged(ahead[WORK_CHANNEL], as_of, now),
         tables.compute[stream],
         tables.fetch[stream],
-        tables.besides[stream],
+        tables.overhead[stream],
     )
 
 
 @part
-def _pick_earliest(tables, cluster, up, first, count, gate, turn, now):
-    """Return the index, among *count* replicas of a model, of the one that would answer first; of equals the next one.
+def _pick_earliest(tables, cluster, reports, first, count, gate, turn, now):
+    """Return the index, among *count* replicas of a model, of the one that would answer first; of equals the next.
 
-    first: the model's first entry in ``ClusterTables.stream``; turn: the number of the model's requests before this.
+    reports: (machines, 4), the newest. first: the model's first entry in ``ClusterTables.stream``. turn: the number of
+    the model's requests before this.
     """
     best, earliest = turn % count, k.NONE
     for step in range(count):
         place = (turn + step) % count
         stream = tables.stream[first + place]
-        if up[tables.machine[stream], UP] == 1:
+        if reports[tables.machine[stream], UP] == 1:
             end = _expected_answer(tables, cluster, gate, stream, now)
             if end < earliest:
                 best, earliest = place, end
@@ -313,26 +314,29 @@ def _pick_earliest(tables, cluster, up, first, count, gate, turn, now):
 
 
 @part
-def _pick_by_share(tables, up, first, count, draw):
-    """Return the index of the replica whose share contains *draw*, from 0 to 1, or of the next one that is up."""
+def _pick_by_share(tables, reports, first, count, draw):
+    """Return the index of the replica whose share contains *draw*, from 0 to 1, or of the next one that is up.
+
+    reports, first, count: as in ``_pick_earliest``.
+    """
     place = 0
-    while place < count - 1 and tables.until[first + place] <= draw:
+    while place < count - 1 and tables.cumulative_share[first + place] <= draw:
         place += 1
     for step in range(count):
         index = (place + step) % count
-        if up[tables.machine[tables.stream[first + index]], UP] == 1:
+        if reports[tables.machine[tables.stream[first + index]], UP] == 1:
             return index
     return place
 
 
 @part
-def _pick_of_two(tables, routing, cluster, up, first, gate, now, place, other_place):
+def _pick_of_two(tables, routing, cluster, reports, first, gate, now, place, other_place):
     """Return the better of two replica indices, by requests on the machine or by expected answer.
 
     *place* if the machine of *other_place* is down.
     """
     stream, other_stream = tables.stream[first + place], tables.stream[first + other_place]
-    if up[tables.machine[other_stream], UP] == 0:
+    if reports[tables.machine[other_stream], UP] == 0:
         return place
     if routing.router == TWO_CHOICES or routing.router == TWO_IN_FLIGHT:
         column = WAITING if routing.router == TWO_CHOICES else IN_FLIGHT
@@ -388,7 +392,8 @@ def _sort_by_stream(tables, requests, first, last):
 def _serve_machine(machine, until, models, terms, base, state, log, heads, tables, requests, no_more):
     """Let a machine serve until a time; return False if its buffers were too small to get there.
 
-    base: the rules that all machines share. no_more: False for every stream, as all arrivals are known.
+    base: the rules that all machines share. heads: scratch space of ``serve_until``. no_more: False for every stream:
+    all arrivals are known.
     """
     a, b = tables.begin[machine], tables.begin[machine + 1]  # the machine's streams
     clocks = state.clocks[machine]

@@ -20,13 +20,13 @@ def carried(ahead: int, sent: int, passed: int) -> int:
     return max(0, ahead + sent - passed)
 
 
-def finish(now: int, array: int, channel: int, compute: int, fetch: int, besides: int) -> int:
+def finish(now: int, array: int, channel: int, compute: int, fetch: int, overhead: int) -> int:
     """Return the expected finish of a request.
 
-    array, channel: the work ahead of it. compute, fetch: its own work there. besides: its time in the network and
+    array, channel: the work ahead of it. compute, fetch: its own work there. overhead: its time in the network and
     outside both.
     """
-    return now + besides + max(array + compute, channel + fetch)
+    return now + overhead + max(array + compute, channel + fetch)
 
 
 def place_of_turn(turn: int) -> float:
@@ -34,7 +34,7 @@ def place_of_turn(turn: int) -> float:
     return (turn * GOLDEN) % 1.0
 
 
-def other_place(draw: float, places: int, but: int) -> int:
-    """Return one of *places* indices other than *but*, all equally likely; *draw*: random, from 0 to 1."""
+def other_place(draw: float, places: int, excluded: int) -> int:
+    """Return one of *places* indices other than *excluded*, all equally likely; *draw*: random, from 0 to 1."""
     place = min(int(draw * (places - 1)), places - 2)
-    return place + 1 if place >= but else place
+    return place + 1 if place >= excluded else place

@@ -117,12 +117,11 @@ def in_order(copies: Iterable[tuple[str, str, float]], problem: PlacingProblem) 
     unordered = []
     for machine, model, rate in copies:
         size = needs[model][kinds[machine]].weight_bytes
-        unordered.append((machine, model, rate, size, size / problem.kinds[kinds[machine]].load_bytes_per_s))
+        seconds = size / problem.kinds[kinds[machine]].load_bytes_per_s
+        unordered.append((-rate / max(seconds, 1e-9), machine, model, rate, size, seconds))
     ready: dict[str, float] = {}
     loads = []
-    for machine, model, rate, size, seconds in sorted(
-        unordered, key=lambda load: (-load[2] / max(load[4], 1e-9), load[:2])
-    ):
+    for _, machine, model, rate, size, seconds in sorted(unordered):
         ready[machine] = ready.get(machine, 0.0) + seconds
         loads.append(
             WeightLoad(model=model, machine=machine, bytes=size, seconds=seconds, ready_s=ready[machine], rate=rate)
@@ -222,7 +221,7 @@ def _objective_value(filling: Filling, before: Placement, judge: OnTimeJudge | N
     if before.objective == "attainment" and judge is not None:
         return float(served * judge.attainment(filling, used))
     busiest = float((filling.loads.max(axis=1) / problem.cap[problem.kind_of]).max())
-    return 1 / busiest if served > 1 - 1e-6 else 0.0
+    return 1 / busiest if served > 1 - 1e-6 else 0.0  # the multiple of the rates that fills the busiest machine
 
 
 def adapted(problem: PlacingProblem, before: Placement, hysteresis: float = HYSTERESIS) -> Filling:
@@ -258,7 +257,7 @@ def carried_over(problem: PlacingProblem, before: Placement) -> tuple[Filling, l
             if model is not None and filling.could_join(model)[machine]:
                 filling.add(machine, model, placed.share)
     for model, demand in enumerate(problem.demands):
-        homes = filling.where(model)
+        homes = filling.machines_with(model)
         if homes and len(homes) < demand.replicas:  # free a share for the replica that is missing
             largest = max(homes, key=lambda home: filling.shares[home][model])
             reduce_share(filling, largest, model, min(1 / demand.replicas, filling.shares[largest][model] / 2))
@@ -270,7 +269,7 @@ def carried_over(problem: PlacingProblem, before: Placement) -> tuple[Filling, l
 
 def reduce_share(filling: Filling, machine: int, model: int, share: float) -> float:
     """Remove a share of a model from a machine, and the model if nothing remains; return the share that was removed."""
-    present_share = filling.take(machine, model)
+    present_share = filling.remove(machine, model)
     if present_share - share <= NEGLIGIBLE_SHARE:
         return present_share
     filling.add(machine, model, present_share - share)
@@ -306,13 +305,13 @@ class _ModelMover:
         if model is None:
             return float(excess.max())
         with np.errstate(divide="ignore", invalid="ignore"):
-            # A removed share lowers each of the two loads by that share of the model's row.
-            return float(np.where(excess > 0, excess / problem.rows[kind, :, model], 0.0).max())
+            # A removed share lowers each of the two loads by that share of the model's load.
+            return float(np.where(excess > 0, excess / problem.model_loads[kind, :, model], 0.0).max())
 
     def _move_to_others(self, machine: int, model: int, share: float) -> None:
         """Move up to *share* of a model to other machines that have it, as far as they have room."""
         rooms = self.filling.room(model)
-        for home in self.filling.where(model):
+        for home in self.filling.machines_with(model):
             moved = min(share, float(rooms[home]))
             if home != machine and moved > ROUNDING:
                 moved = reduce_share(self.filling, machine, model, moved)
@@ -327,19 +326,17 @@ class _ModelMover:
         Preferred in this order: a model whose removal suffices; one that fits on a single other machine; the one with
         the fewest bytes to load (the one with the largest load if none suffices).
         """
-        problem, shares, kind = (
-            self.filling.problem,
-            self.filling.shares[machine],
-            self.filling.problem.kind_of[machine],
-        )
+        problem, shares = self.filling.problem, self.filling.shares[machine]
+        kind = problem.kind_of[machine]
         options = []
         for model, share in shares.items():
             needed = min(self._excess(machine, model), share)
             rooms = rooms_apart(self.filling, model)
             rooms[machine] = 0.0
+            # The whole model if one machine in use has room for it.
             removed = share if (rooms * self.filling.used).max() >= share - ROUNDING else needed
             suffices, fits = self._excess(machine, model) <= share, rooms.max() >= removed - ROUNDING
-            load = float(problem.rows[kind, :, model].max()) * share
+            load = float(problem.model_loads[kind, :, model].max()) * share
             options.append(
                 ((not suffices, not fits, problem.bytes[kind, model] if suffices else -load), model, removed)
             )
@@ -347,7 +344,7 @@ class _ModelMover:
 
     def settle(self, pieces: list[Piece]) -> list[Piece]:
         """Place pieces, the largest first; return the pieces, or parts of them, without a place."""
-        sizes = self.filling.problem.rows.max(axis=(0, 1))
+        sizes = self.filling.problem.model_loads.max(axis=(0, 1))
         largest_first = sorted(pieces, key=lambda piece: -sizes[piece.model] * piece.share)
         unplaced = [self._place(piece.model, piece.share) for piece in largest_first]
         return [piece for piece in unplaced if piece.share > NEGLIGIBLE_SHARE]
@@ -359,7 +356,7 @@ class _ModelMover:
         machines.
         """
         rooms = rooms_apart(self.filling, model)
-        for home in self.filling.where(model):
+        for home in self.filling.machines_with(model):
             rest -= self._put(home, model, min(rest, float(rooms[home])))
         for candidates in (self.filling.used, ~self.filling.used):
             has_room = (rooms_apart(self.filling, model) >= rest - ROUNDING) & candidates
@@ -409,7 +406,9 @@ class _ModelMover:
             least_busy = int(used[np.argmin(self.filling.loads[used].max(axis=1))])
             trial = _ModelMover(Filling(self.filling.problem, self.filling.shares))
             trial._queue_s[:] = self._queue_s
-            pieces = [Piece(model, trial.filling.take(least_busy, model)) for model in self.filling.shares[least_busy]]
+            pieces = [
+                Piece(model, trial.filling.remove(least_busy, model)) for model in self.filling.shares[least_busy]
+            ]
             trial.filling.open[:] = trial.filling.used
             if trial.settle(pieces):
                 return

@@ -56,8 +56,8 @@ def placing_bound(problem: PlacingProblem, objective: Objective, stretch: float 
 class _Programme:
     """The linear programme.
 
-    Variables per group of machines: x, the share of a model; y, the number of its copies; n, the number of opened
-    machines.
+    stretch: factor on all loads. Variables per group of machines: x, the share of a model; y, the number of its copies;
+    n, the number of opened machines.
     """
 
     def __init__(self, problem: PlacingProblem, objective: Objective, stretch: float) -> None:
@@ -65,7 +65,7 @@ class _Programme:
 
         self.groups = alike_machines(problem)
         integral = objective in ("machines", "cost") and len(self.groups) > 1
-        self._solver = pywraplp.Solver.CreateSolver("SCIP" if integral else "GLOP")
+        self._solver = pywraplp.Solver.CreateSolver("SCIP" if integral else "GLOP")  # GLOP: linear only
         self._problem, self._objective, self._stretch = problem, objective, stretch
         goal = self._solver.Objective()
         goal.SetOptimizationDirection(objective in ("load", "attainment"))
@@ -75,7 +75,7 @@ class _Programme:
         self._x: list[dict[int, Any]] = [{} for _ in self.groups]
         if not all_open:
             for group, n in zip(self.groups, self._n, strict=True):
-                goal.SetCoefficient(n, group.what.price if objective == "cost" else 1.0)
+                goal.SetCoefficient(n, group.hardware.price if objective == "cost" else 1.0)
         self._add_models([self._add_group(place) for place in range(len(self.groups))])
 
     def _add_limit(self, room: float, group: int) -> Any:
@@ -86,16 +86,19 @@ class _Programme:
 
     def _cap(self, group: AlikeMachines) -> float:
         """Load up to which a machine is filled; for attainment all of its time counts."""
-        return 1.0 if self._objective == "attainment" else group.what.busy_cap
+        return 1.0 if self._objective == "attainment" else group.hardware.busy_cap
 
     def _add_group(self, place: int) -> list[Any]:
         """Add the limits of a group that models share: its two loads and its memory."""
         group = self.groups[place]
-        sizes = (self._cap(group), self._cap(group), group.what.memory_bytes / MIB)
+        sizes = (self._cap(group), self._cap(group), group.hardware.memory_bytes / MIB)
         return [self._add_limit(size, place) for size in sizes]
 
     def _add_models(self, limits: list[list[Any]]) -> None:
-        """Require that every model is served: fully, partly (attainment), or a multiple of its rate (load)."""
+        """Require that every model is served: fully, partly (attainment), or a multiple of its rate (load).
+
+        limits: by group, the constraints on its two loads and on its memory.
+        """
         problem, solver, goal = self._problem, self._solver, self._solver.Objective()
         total_rate = sum(demand.rate for demand in problem.demands)
         times = solver.NumVar(0, solver.infinity(), "")  # objective load: the multiple of all rates
@@ -117,15 +120,18 @@ class _Programme:
                         goal.SetCoefficient(x, demand.rate / total_rate)
 
     def _add_share(self, model: int, place: int, limits: list[Any], copy_count: Any) -> Any:
-        """Add the variables of a model in a group, with as many copies as its load fills machines; return the share."""
+        """Add the variables of a model in a group, with as many copies as its load fills machines; return the share.
+
+        limits: the constraints on the group's two loads and on its memory. copy_count: that on the model's copies.
+        """
         problem, solver, group = self._problem, self._solver, self.groups[place]
-        rows = problem.rows[group.kind, :, model] * self._stretch
+        loads = problem.model_loads[group.kind, :, model] * self._stretch
         x, y = solver.NumVar(0, solver.infinity(), ""), solver.NumVar(0, len(group), "")
-        costs = (float(rows[0]), float(rows[1]), float(problem.bytes[group.kind, model] / MIB))
+        costs = (float(loads[0]), float(loads[1]), float(problem.bytes[group.kind, model] / MIB))
         for limit, variable, cost in zip(limits, (x, x, y), costs, strict=True):
             limit.SetCoefficient(variable, cost)
         copy_count.SetCoefficient(y, 1.0)
-        machines_filled = float(rows.max() / self._cap(group))
+        machines_filled = float(loads.max() / self._cap(group))
         # y >= machines_filled x; and y >= x, except where x is a multiple of the rate and may exceed one copy.
         enough_copies = solver.Constraint(0, solver.infinity())
         enough_copies.SetCoefficient(y, 1.0)
@@ -159,11 +165,11 @@ class _Programme:
         used, available = {"load": 0.0, "memory": 0.0}, {"load": 0.0, "memory": 0.0}
         for place, group in enumerate(self.groups):
             kind, n, shares = group.kind, self.opened[place], self.shares[place]
-            loads = [share * self._problem.rows[kind, :, model] for model, share in shares.items()]
+            loads = [share * self._problem.model_loads[kind, :, model] for model, share in shares.items()]
             used["load"] += float(np.sum(loads, axis=0).max()) if loads else 0.0
             used["memory"] += sum(share * float(self._problem.bytes[kind, model]) for model, share in shares.items())
             available["load"] += n * self._cap(group)
-            available["memory"] += n * group.what.memory_bytes
+            available["memory"] += n * group.hardware.memory_bytes
         full = {key: used[key] / available[key] if available[key] else 0.0 for key in used}
         tightest = max(full, key=lambda key: full[key])
         return tightest if full[tightest] > ALMOST_FULL else "copies"
@@ -175,7 +181,7 @@ class AlikeMachines:
 
     kind: int
     """The number of their kind."""
-    what: MachineKind
+    hardware: MachineKind
     """Their kind."""
     members: tuple[int, ...]
     """Their numbers, in order."""
@@ -187,12 +193,12 @@ class AlikeMachines:
 def alike_machines(problem: PlacingProblem) -> tuple[AlikeMachines, ...]:
     """Group the machines by kind and zone; a machine that a model is pinned to is a group of its own."""
     pinned = {demand.machine for demand in problem.demands}
-    numbers: dict[tuple[str, str, str], list[int]] = {}
+    members_by_group: dict[tuple[str, str, str], list[int]] = {}
     for number, machine in enumerate(problem.machines):
         pinned_name = machine.name if machine.name in pinned else ""
-        numbers.setdefault((machine.kind, machine.zone, pinned_name), []).append(number)
+        members_by_group.setdefault((machine.kind, machine.zone, pinned_name), []).append(number)
     names = list(problem.kinds)
     return tuple(
         AlikeMachines(names.index(kind), problem.kinds[kind], tuple(members))
-        for (kind, _, _), members in numbers.items()
+        for (kind, _, _), members in members_by_group.items()
     )

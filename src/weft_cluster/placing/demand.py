@@ -117,8 +117,8 @@ class Pieces(NamedTuple):
     """A request in weft's simulator: equal segments that use a compute array and a memory channel, in ticks.
 
     A machine with partial overlap is simulated as one whose channel and array overlap fully: the time that it does not
-    hide is added to both, as in the two loads of ``PlacingProblem.rows``, so the simulated machine is full exactly when
-    the real one is. The simulated deadline is the time alone in the simulation plus the slack on the real machine.
+    hide is added to both, as in ``PlacingProblem.model_loads``, so the simulated machine is full exactly when the real
+    one is. The simulated deadline is the time alone in the simulation plus the slack on the real machine.
     """
 
     segments: int
@@ -270,7 +270,7 @@ def _device(kind: MachineKind, folder: str) -> Device | None:
 
 
 def _request_need(single: Workload, device: Device, kind: MachineKind) -> Need:
-    """The need of one request of a workload's only stream on a device of *kind*, by its profile."""
+    """The need of one request on a device of *kind*, by its profile; *single*: a workload with one stream."""
     case = prepare(single, device)
     program, tick_s = case.setting.programs[0], case.clock.tick_s
     work = [ticks * tick_s for ticks in program.work]
@@ -313,7 +313,7 @@ def _mean_time_s(program: Program, work: Sequence[float]) -> float:
 
 
 def _load_layers(single: Workload) -> Model | None:
-    """Load the only model of a workload with its layers; None if its file cannot be read."""
+    """Load the model of *single*, a workload with one stream, with its layers; None if its file cannot be read."""
     stream = single.stream[0]
     in_folder = stream.model.endswith(".onnx") and not Path(stream.model).is_absolute()
     try:
@@ -340,7 +340,10 @@ def _divide_time(busy_s: float, model: Model | None, kind: MachineKind) -> tuple
 
 
 def _weight_bytes(single: Workload, device: Device, model: Model | None) -> int:
-    """Bytes of a model's weights; without its file, an equal part of the bytes measured for all models."""
+    """Bytes of a model's weights; without its file, an equal part of the bytes measured for all models.
+
+    single: a workload with one stream, that of the model.
+    """
     if model is not None:
         return sum(-(-layer.parameters * layer.weight_bits // 8) for layer in model.layers)
     if isinstance(device, Host) and device.memory_bytes:

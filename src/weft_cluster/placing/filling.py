@@ -31,7 +31,7 @@ class Filling:
         self._homes: dict[int, set[int]] = {}
         """Model -> the machines that have it."""
         self.loads = np.zeros((machines, 2))
-        """(machine, 2): the two loads (``PlacingProblem.rows``)."""
+        """(machine, 2): the two loads (``PlacingProblem.model_loads``)."""
         self.bytes = np.zeros(machines)
         self.longest_s = np.zeros(machines)
         """(machine): the longest segment of its models."""
@@ -50,33 +50,33 @@ class Filling:
         joins: Bools = self.bytes + problem.bytes[kinds, model] <= self._room
         joins &= self.longest_s <= problem.slack_s[kinds, model]
         joins &= problem.segment_s[kinds, model] <= self.tightest_s
-        joins[self.where(model)] = True
+        joins[self.machines_with(model)] = True
         joins &= self.open & problem.allowed[:, model]
         return joins
 
     def room(self, model: int) -> Floats:
         """Return the largest share of the model, at most 1, that each machine has room for; (machines)."""
-        rows = self.problem.rows[self.problem.kind_of, :, model]
+        model_loads = self.problem.model_loads[self.problem.kind_of, :, model]  # (machines, 2)
         free = np.maximum(self._caps[:, None] - self.loads, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            # The free part of each load over the row of a whole model: the scarcer of the two loads decides.
-            largest_share = np.where(rows > 0, free / rows, np.inf).min(axis=1)
+            # The free part of each load over the load of the whole model: the scarcer of the two decides.
+            largest_share = np.where(model_loads > 0, free / model_loads, np.inf).min(axis=1)
         return np.where(self.could_join(model), np.minimum(largest_share + ROUNDING, 1.0), 0.0)
 
-    def where(self, model: int) -> list[int]:
+    def machines_with(self, model: int) -> list[int]:
         """The machines that have the model."""
         return sorted(self._homes.get(model, ()))
 
     def replicas(self, model: int) -> int:
         """Return the number of machines that have the model; of zones, if its replicas must be in different zones."""
-        machines = self.where(model)
+        machines = self.machines_with(model)
         apart = self.problem.demands[model].apart == "zone"
         return len(set(self.problem.zone_of[machines].tolist())) if apart else len(machines)
 
     def add(self, machine: int, model: int, share: float) -> None:
         """Add a share of a model to a machine, which may have a share of it already."""
         problem, kind = self.problem, self.problem.kind_of[machine]
-        self.loads[machine] += share * problem.rows[kind, :, model]
+        self.loads[machine] += share * problem.model_loads[kind, :, model]
         if model not in self.shares[machine]:
             self.bytes[machine] += problem.bytes[kind, model]
             self.longest_s[machine] = max(self.longest_s[machine], problem.segment_s[kind, model])
@@ -84,7 +84,7 @@ class Filling:
             self._homes.setdefault(model, set()).add(machine)
         self.shares[machine][model] = self.shares[machine].get(model, 0.0) + share
 
-    def take(self, machine: int, model: int) -> float:
+    def remove(self, machine: int, model: int) -> float:
         """Remove a model from a machine; return the share that was there.
 
         The machine's loads and limits are computed anew.
@@ -171,12 +171,14 @@ def pieces(problem: PlacingProblem, bound: PlacingBound | None = None) -> list[P
 
     bound: the bound by whose division among groups of machines models are divided; None: not divided by groups.
     """
-    sizes = np.maximum(problem.rows.max(axis=1) / problem.cap[:, None], problem.bytes / problem.room_bytes[:, None])
+    sizes = np.maximum(
+        problem.model_loads.max(axis=1) / problem.cap[:, None], problem.bytes / problem.room_bytes[:, None]
+    )
     runnable = np.stack([problem.allowed[problem.kind_of == kind].any(axis=0) for kind in range(len(problem.kinds))])
     smallest = np.where(runnable, sizes, np.inf).min(axis=0)
-    choices = problem.allowed.sum(axis=0)
-    unrestricted = choices >= choices.max(initial=0)
-    sized = []
+    machine_counts = problem.allowed.sum(axis=0)  # by model: how many machines may have it
+    unrestricted = machine_counts >= machine_counts.max(initial=0)
+    sized = []  # the two sort keys of each piece, and the piece
     for piece, kind in _divide_by_bound(problem, bound):
         model, share, among = piece
         size = share * (smallest[model] if kind is None else sizes[kind, model])
@@ -206,7 +208,7 @@ def _divide_by_bound(problem: PlacingProblem, bound: PlacingBound | None) -> Ite
 
 
 def balance(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
-    """Place each piece on the one of its machines where it adds least; return the pieces without a place.
+    """Place each piece of *todo* on the one of its machines where it adds least; return those without a place.
 
     The returned pieces may go to any machine.
     """
@@ -225,7 +227,7 @@ def balance(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
 
 
 def divide(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
-    """Place each piece on several machines, those with the most room first; return the parts without a place."""
+    """Place each piece of *todo* on several machines, those with the most room first; return parts without a place."""
     unplaced = []
     for piece in todo:
         rest = piece.share
@@ -249,7 +251,7 @@ def rooms_apart(filling: Filling, model: int) -> Floats:
     """
     rooms, demand = filling.room(model), filling.problem.demands[model]
     if 0 < filling.replicas(model) < demand.replicas:
-        homes, zones = filling.where(model), filling.problem.zone_of
+        homes, zones = filling.machines_with(model), filling.problem.zone_of
         rooms[np.isin(zones, zones[homes]) if demand.apart == "zone" else homes] = 0.0
     return rooms
 
@@ -263,7 +265,7 @@ def _pick_machine(filling: Filling, piece: Piece, fits: Bools) -> int:
     candidates = np.flatnonzero(fits)
     kinds = problem.kind_of[candidates]
     caps = problem.cap[kinds][:, None]
-    before = filling.loads[candidates] / caps
-    after = before + piece.share * problem.rows[kinds, :, piece.model] / caps
+    before = filling.loads[candidates] / caps  # (candidates, 2): the two loads as parts of the cap
+    after = before + piece.share * problem.model_loads[kinds, :, piece.model] / caps
     growth = (np.exp(STEEPNESS * after) - np.exp(STEEPNESS * before)).sum(axis=1)
     return int(candidates[np.argmin(growth)])

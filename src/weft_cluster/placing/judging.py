@@ -67,7 +67,7 @@ class OnTimeJudge:
             shares = {problem.demands[model]: share for model, share in filling.shares[machine].items()}
             seed = self._seed * MOST_MACHINES + machine  # machines do not see the same arrivals
             case = machine_case(kind, problem.kinds[kind], shares, self._requests, seed)
-            tally = compiled.serve(case, make_request_policy(POLICY, case.setting), LATE, None, False)
+            tally = compiled.serve(case, make_request_policy(POLICY, case.setting), LATE, seed=None, record=False)
             counts = [RequestCount(int(row[k.ARRIVED]), int(row[k.VIOLATED])) for row in tally.counts]
             self._results[key] = dict(zip(filling.shares[machine], counts, strict=True))
         return self._results[key]
@@ -90,13 +90,13 @@ class OnTimeJudge:
 
 
 def machine_case(
-    kind: str, what: MachineKind, shares: Mapping[Demand, float], requests: int = REQUESTS, seed: int = 0
+    kind: str, hardware: MachineKind, shares: Mapping[Demand, float], requests: int = REQUESTS, seed: int = 0
 ) -> Case:
     """The simulation of one machine of *kind* with shares of models.
 
     requests: number to simulate; they arrive within LONGEST_S at most.
     """
-    pieces = [pieces_of(demand.needs[kind], what.overlap) for demand in shares]
+    pieces = [pieces_of(demand.needs[kind], hardware.overlap) for demand in shares]
     programs = tuple(model_pieces.program(demand.model) for model_pieces, demand in zip(pieces, shares, strict=True))
     dues = [
         model_pieces.due(demand.deadline_s - demand.needs[kind].alone_s)
@@ -116,9 +116,11 @@ def machine_case(
     duration = min(requests / sum(share * demand.rate for demand, share in shares.items()), LONGEST_S)
     setting = Setting(programs, buffer_of(programs), UNBOUNDED_ROUNDS)
     workload = Workload(stream=streams, duration_s=duration, warmup_s=duration / 20, seed=seed)
-    terms = tuple(Terms(number, due, 1, 0, 1) for number, due in enumerate(dues))
+    terms = tuple(
+        Terms(programs=number, deadline=due, max_batch=1, timeout=0, priority=1) for number, due in enumerate(dues)
+    )
     alone_s = tuple(demand.needs[kind].alone_s for demand in shares)
-    return Case(workload, _device(), CLOCK, setting, setting, terms, alone_s)
+    return Case(workload, _device(), CLOCK, setting, at_exits=setting, terms=terms, alone_s=alone_s)
 
 
 GOALS = 4
@@ -156,7 +158,7 @@ def improve(filling: Filling, judge: OnTimeJudge, target: float, trials: int) ->
 
 
 def _relieve(filling: Filling, judge: OnTimeJudge, machine: int, trials: int) -> tuple[set[int], int]:
-    """Make the first change that helps a machine.
+    """Make the first change that helps a machine, and simulate at most *trials* changes.
 
     Returns the machines that it touches (empty if none helped) and the number of changes that were simulated.
     """
@@ -199,7 +201,7 @@ def _rooms_elsewhere(filling: Filling, model: int, machine: int) -> Floats:
     rooms = filling.room(model)
     rooms[machine] = 0.0
     if filling.problem.demands[model].replicas > 1:
-        rooms[filling.where(model)] = 0.0
+        rooms[filling.machines_with(model)] = 0.0
         if filling.problem.demands[model].apart == "zone":
             rooms[filling.problem.zone_of != filling.problem.zone_of[machine]] = 0.0
     return rooms
@@ -207,8 +209,8 @@ def _rooms_elsewhere(filling: Filling, model: int, machine: int) -> Floats:
 
 def _load(filling: Filling, machine: int, model: int) -> float:
     """The larger of the two loads that a model causes on a machine."""
-    rows = filling.problem.rows[filling.problem.kind_of[machine], :, model]
-    return float(rows.max() * filling.shares[machine][model])
+    loads = filling.problem.model_loads[filling.problem.kind_of[machine], :, model]
+    return float(loads.max() * filling.shares[machine][model])
 
 
 def _find_swap(filling: Filling, model: int, machine: int, goal: int) -> tuple[ShareMove, ...]:
@@ -229,14 +231,14 @@ def _find_swap(filling: Filling, model: int, machine: int, goal: int) -> tuple[S
 
 
 def _is_possible(filling: Filling, forth: ShareMove, back: ShareMove) -> bool:
-    """Whether two models of different machines can change places; the filling stays as it is."""
-    filling.take(forth.origin, forth.model)
-    filling.take(back.origin, back.model)
+    """Whether two models of different machines can change places by these moves; the filling stays as it is."""
+    filling.remove(forth.origin, forth.model)
+    filling.remove(back.origin, back.model)
     fits = filling.room(forth.model)[forth.goal] >= forth.share - ROUNDING
     if fits:
         filling.add(forth.goal, forth.model, forth.share)
         fits = filling.room(back.model)[back.goal] >= back.share - ROUNDING
-        filling.take(forth.goal, forth.model)
+        filling.remove(forth.goal, forth.model)
     filling.add(forth.origin, forth.model, forth.share)
     filling.add(back.origin, back.model, back.share)
     return bool(fits)
@@ -245,7 +247,7 @@ def _is_possible(filling: Filling, forth: ShareMove, back: ShareMove) -> bool:
 def apply_moves(filling: Filling, change: tuple[ShareMove, ...]) -> None:
     """Make the moves of a change, in order."""
     for model, share, origin, goal in change:
-        before = filling.take(origin, model)
+        before = filling.remove(origin, model)
         if before - share > ROUNDING:
             filling.add(origin, model, before - share)
         filling.add(goal, model, share)

@@ -39,9 +39,8 @@ def figure(placement: Placement) -> Figure:
         "memory": [machine.memory_bytes / machine.memory_limit_bytes for machine in shown],
     }
     bars = Bars([machine.name for machine in shown], loads, dict(zip(loads, PALETTE, strict=False)), flat=True)
-    caps = Strokes(
-        bars.places(), [machine.busy_cap for machine in shown], 0.84, "how busy it may be", LIMIT, upright=True
-    )
+    limits = [machine.busy_cap for machine in shown]
+    caps = Strokes(bars.places(), limits, width=0.84, label="how busy it may be", colour=LIMIT, upright=True)
     panel = Panel([bars, caps], x=Axis(label="share used", low=0), grid="x")
     return draw(f"{len(placement.machines)} machines", [panel], size=(9.0, 1.4 + 0.42 * len(shown)))
 
@@ -54,13 +53,13 @@ def tables(placement: Placement) -> tuple[ResultTable, ...]:
 def machines_table(placement: Placement, most: int | None = None) -> ResultTable:
     """A table with a row for each machine; *most*: largest number of rows, None for all."""
     shown = placement.machines[:most]
-    left = len(placement.machines) - len(shown)
+    hidden = len(placement.machines) - len(shown)
     return ResultTable(
         "",
         ("machine", "zone", "models", "limit", "compute", "bandwidth", "busy", "of", "memory", "on time"),
         tuple(map(_row, shown)),
         left=4,
-        notes=(f"and {left} more machines",) if left else (),
+        notes=(f"and {hidden} more machines",) if hidden else (),
     )
 
 
@@ -131,13 +130,13 @@ def percent(share: float, digits: int = 1) -> str:
 def loads_table(change: PlacementChange, most: int | None = None) -> ResultTable:
     """A table of the loads in the order in which they end; *most*: largest number of rows, None for all."""
     shown = change.loads[:most]
-    left = len(change.loads) - len(shown)
+    hidden = len(change.loads) - len(shown)
     return ResultTable(
         "to load",
         ("model", "machine", "GB", "takes s", "ready s", "requests/s"),
         tuple(map(_load_row, shown)),
         left=2,
-        notes=(f"and {left} more loads",) if left else (),
+        notes=(f"and {hidden} more loads",) if hidden else (),
     )
 
 

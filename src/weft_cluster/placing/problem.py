@@ -2,8 +2,8 @@
 
 A machine with compute time C, channel time M and other time O, and a share e of the ideal overlap, is busy max(C, M) +
 (1 - e) min(C, M) + O of the time. That is below a cap exactly where C + (1 - e) M + O and M + (1 - e) C + O are, which
-are sums over models. So every model has two loads per kind (``rows``); the limits of a machine are these two, its
-memory, and which models may share it.
+are sums over models. So every model has two loads per kind (``model_loads``); the limits of a machine are these two,
+its memory, and which models may share it.
 
 A model that fits nowhere is refused here, in one line that says what it would need.
 """
@@ -47,7 +47,7 @@ class PlacingProblem:
     """Share in which they would keep the memory channel busy."""
     other: Floats
     """Share in which they would take time that overlaps with nothing."""
-    rows: Floats
+    model_loads: Floats
     """(kind, 2, model): the two loads by which machines are filled up to their cap."""
     bytes: Floats
     """Memory that the model holds wherever it is placed."""
@@ -78,8 +78,8 @@ class PlacingProblem:
         unhidden = 1 - np.array([kind.overlap for kind in kinds.values()])[:, None]
         slack = np.array([demand.deadline_s for demand in demands]) - by_kind(lambda need: need.alone_s)
         room = np.array([kind.memory_bytes for kind in kinds.values()], np.float64)
-        known = by_kind(lambda need: 1.0) > 0
-        runs = known & (slack >= 0) & (resident <= room[:, None])
+        has_need = by_kind(lambda need: 1.0) > 0
+        can_run = has_need & (slack >= 0) & (resident <= room[:, None])
         kind_of = np.array([list(kinds).index(machine.kind) for machine in machines.all_machines], np.int64)
         return cls(
             machines=machines.all_machines,
@@ -90,13 +90,13 @@ class PlacingProblem:
             compute=compute,
             memory=memory,
             other=other,
-            rows=np.stack([compute + unhidden * memory + other, memory + unhidden * compute + other], axis=1),
+            model_loads=np.stack([compute + unhidden * memory + other, memory + unhidden * compute + other], axis=1),
             bytes=resident,
             segment_s=by_kind(lambda need: need.segment_s),
             slack_s=slack,
             cap=np.array([kind.busy_cap for kind in kinds.values()]),
             room_bytes=room,
-            allowed=runs[kind_of] & _by_rules(machines.all_machines, demands),
+            allowed=can_run[kind_of] & _by_rules(machines.all_machines, demands),
         )
 
     @property
@@ -106,7 +106,7 @@ class PlacingProblem:
 
     def section(self, machines: Sequence[int], models: Sequence[int]) -> PlacingProblem:
         """The problem with only some of its machines and models, numbered anew."""
-        by_model = ("compute", "memory", "other", "rows", "bytes", "segment_s", "slack_s")
+        by_model = ("compute", "memory", "other", "model_loads", "bytes", "segment_s", "slack_s")
         return replace(
             self,
             machines=tuple(self.machines[machine] for machine in machines),
@@ -132,12 +132,12 @@ def _by_rules(machines: Sequence[ClusterMachine], demands: Sequence[Demand]) -> 
 
 def check_each_fits(problem: PlacingProblem) -> None:
     """Raise PlacingError if a model may be on no machine, or on too few for its replicas."""
-    choices = problem.allowed.sum(axis=0)
+    machine_counts = problem.allowed.sum(axis=0)  # by model: how many machines may have it
     for number, demand in enumerate(problem.demands):
-        if choices[number] == 0:
+        if machine_counts[number] == 0:
             raise PlacingError(_why_nowhere(problem, number))
         zones = np.unique(problem.zone_of[problem.allowed[:, number]])
-        places = len(zones) if demand.apart == "zone" else int(choices[number])
+        places = len(zones) if demand.apart == "zone" else int(machine_counts[number])
         if places < demand.replicas:
             raise PlacingError(
                 f"{demand.model}: {demand.replicas} replicas need as many {demand.apart}s that can run it, there are "
@@ -146,7 +146,7 @@ def check_each_fits(problem: PlacingProblem) -> None:
 
 
 def _why_nowhere(problem: PlacingProblem, number: int) -> str:
-    """Explain why no machine may have a model: pinning, missing profile, memory or deadline."""
+    """Explain why no machine may have model *number*: pinning, missing profile, memory or deadline."""
     demand = problem.demands[number]
     pinned = [
         machine
@@ -181,7 +181,7 @@ def what_would_serve(problem: PlacingProblem, model: int, share: float) -> str:
     """Describe the machines that the unplaced share of a model would need."""
     demand = problem.demands[model]
     where = f" on {demand.machine}" if demand.machine else f" in zone {demand.zone}" if demand.zone else ""
-    loads = problem.rows[:, :, model].max(axis=1) / problem.cap * share
+    loads = problem.model_loads[:, :, model].max(axis=1) / problem.cap * share
     kinds = [number for number, kind in enumerate(problem.kinds) if kind in demand.needs]
     kind = min(kinds, key=lambda number: loads[number])
     room = problem.bytes[kind, model] / GIB

@@ -46,7 +46,7 @@ def reshare(filling: Filling) -> tuple[Filling, list[Piece]]:
         programme.serve_once()
         if not programme.solved():
             break
-        filling = programme.filling(1.0)
+        filling = programme.filling(times=1.0)
         previous, unserved = unserved, _unserved_pieces(filling)
         if not unserved or _total_share(unserved) > (1 - PROGRESS) * _total_share(previous):
             break
@@ -78,9 +78,9 @@ def _drop_small_shares(filling: Filling) -> Filling:
         if share < SMALL_SHARE and filling.problem.demands[model].replicas == 1
     ]
     for machine, model in small:
-        share = filling.take(machine, model)
+        share = filling.remove(machine, model)
         rooms = filling.room(model)
-        others = [other for other in filling.where(model) if rooms[other] >= share]
+        others = [other for other in filling.machines_with(model) if rooms[other] >= share]
         filling.add(others[0] if others else machine, model, share)
     return filling
 
@@ -101,6 +101,7 @@ class _SharesProgramme:
         self._filling, problem = filling, filling.problem
         self._goal = solver.Objective()
         caps = problem.cap[problem.kind_of].tolist()
+        # By machine: the constraints on its two loads.
         self._limits = [[solver.Constraint(-solver.infinity(), cap) for _ in range(2)] for cap in caps]
         # By model: the constraint on the sum of its shares.
         self._served_sums = [solver.Constraint(0.0, 0.0) for _ in problem.demands]
@@ -119,14 +120,14 @@ class _SharesProgramme:
         problem = self._filling.problem
         self._shares[machine, model] = share = self._solver.NumVar(low, high, "")
         self._served_sums[model].SetCoefficient(share, 1.0)
-        for row, limit in enumerate(self._limits[machine]):
-            limit.SetCoefficient(share, float(problem.rows[problem.kind_of[machine], row, model]))
+        for loads, limit in zip(problem.model_loads[problem.kind_of[machine]], self._limits[machine], strict=True):
+            limit.SetCoefficient(share, float(loads[model]))
         return share
 
     def serve_once(self) -> None:
         """Set the objective: serve every model once, with as small an unserved rest as possible."""
         self._goal.SetMinimization()
-        sizes = self._filling.problem.rows.max(axis=(0, 1))
+        sizes = self._filling.problem.model_loads.max(axis=(0, 1))
         for served_sum, size in zip(self._served_sums, sizes.tolist(), strict=True):
             rest = self._solver.NumVar(0.0, 1.0, "")
             served_sum.SetBounds(1.0, 1.0)
@@ -156,7 +157,7 @@ class _SharesProgramme:
                 filling.add(machine, model, share)
         served = filling.served()
         for model in np.flatnonzero((served < 1) & (served > 1 - len(filling.shares) * LEAST_SHARE)).tolist():
-            largest_machine = max(filling.where(model), key=lambda machine: filling.shares[machine][model])
+            largest_machine = max(filling.machines_with(model), key=lambda machine: filling.shares[machine][model])
             filling.add(largest_machine, model, float(1 - served[model]))  # shares below LEAST_SHARE were dropped above
         return filling
 
@@ -173,7 +174,7 @@ def _candidates(filling: Filling) -> list[tuple[int, int]]:
         if problem.demands[model].replicas > 1 or problem.demands[model].machine is not None:
             continue
         joins = trial.could_join(model)
-        joins[trial.where(model)] = False
+        joins[trial.machines_with(model)] = False
         score = np.where(joins, free - lean * leans[problem.kind_of, model], -np.inf)
         for machine in np.argsort(-score, kind="stable")[:CANDIDATES].tolist():
             if joins[machine]:
@@ -185,14 +186,14 @@ def _candidates(filling: Filling) -> list[tuple[int, int]]:
 
 def _leans(problem: PlacingProblem) -> Floats:
     """Return for each model how much more it computes (up to 1) or uses the channel (down to -1); (kinds, models)."""
-    total = problem.rows.sum(axis=1)
-    leans: Floats = (problem.rows[:, 0] - problem.rows[:, 1]) / np.where(total > 0, total, 1.0)
+    total = problem.model_loads.sum(axis=1)
+    leans: Floats = (problem.model_loads[:, 0] - problem.model_loads[:, 1]) / np.where(total > 0, total, 1.0)
     return leans
 
 
 def new_homes(filling: Filling, model: int) -> Bools:
     """Return whether one more replica of a model may go to each machine; (machines)."""
-    problem, homes = filling.problem, filling.where(model)
+    problem, homes = filling.problem, filling.machines_with(model)
     allowed = filling.could_join(model)
     allowed[homes] = False
     if problem.demands[model].apart == "zone" and len(homes) < problem.demands[model].replicas:
@@ -212,15 +213,17 @@ def levelled(filling: Filling) -> Filling:
     placed = [(machine, model) for machine, models in enumerate(filling.shares) for model in models]
     shares = {(machine, model): solver.NumVar(LEAST_OF_A_MODEL, 1, "") for machine, model in placed}
     for model in sorted({model for _, model in placed}):
-        solver.Add(sum(shares[machine, model] for machine in filling.where(model)) == 1)
+        solver.Add(sum(shares[machine, model] for machine in filling.machines_with(model)) == 1)
     crowding = []
     for machine in np.flatnonzero(filling.used).tolist():
         kind = problem.kind_of[machine]
         # The load is at most the sum of these parts; the solver fills the parts of low weight first.
         load_parts = [solver.NumVar(0, min(width * problem.cap[kind], infinity), "") for width, _ in CROWDING]
         crowding += [weight * load_part for load_part, (_, weight) in zip(load_parts, CROWDING, strict=True)]
-        for row in problem.rows[kind]:
-            solver.Add(sum(row[model] * shares[machine, model] for model in filling.shares[machine]) <= sum(load_parts))
+        for loads in problem.model_loads[kind]:  # each of the two loads
+            solver.Add(
+                sum(loads[model] * shares[machine, model] for model in filling.shares[machine]) <= sum(load_parts)
+            )
     solver.Minimize(sum(crowding))
     solver.Solve()
     result = Filling(problem)

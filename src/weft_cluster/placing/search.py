@@ -60,7 +60,7 @@ def search(problem: PlacingProblem, objective: Objective, target: float | None, 
     bound = placing_bound(problem, "load")
     assert bound is not None  # a multiple of 0 can always be served
     scale, filling = most_load(problem, bound)
-    return BoundedFilling(filling, scale, bound, 0)
+    return BoundedFilling(filling, scale, bound, carried=0)
 
 
 def _minimise_machines(
@@ -122,10 +122,12 @@ def fewest(problem: PlacingProblem, objective: Objective, refine: Refine = lambd
         return fillings[level] is not None
 
     low, high = -1, 0
-    precision = max(1, int(PRECISION * levels[0][0].sum()))
+    opened_by_bound, _ = levels[0]
+    precision = max(1, int(PRECISION * opened_by_bound.sum()))
     step = precision
     while not good(high):
-        if levels[high][0].all():
+        opened, _ = levels[high]
+        if opened.all():
             return None
         low, high, step = high, high + step, 2 * step
     while high - low > precision:
@@ -154,7 +156,7 @@ class _Levels:
         if bound is not None and len(bound.groups) == 1:
             return _open_by_bound(self._problem, bound, level), None
         if bound is not None and level:
-            bound = placing_bound(self._problem, self._objective, 1 + level / max(1.0, sum(bound.opened)))
+            bound = placing_bound(self._problem, self._objective, stretch=1 + level / max(1.0, sum(bound.opened)))
         if bound is None:
             return np.ones(len(self._problem.machines), np.bool_), None
         return _open_by_bound(self._problem, bound), bound
@@ -178,7 +180,7 @@ def pack(problem: PlacingProblem, opened: Bools, bound: PlacingBound | None = No
     models are divided.
     """
     filling, unplaced = pack_evenly(problem, opened, bound)
-    sizes = problem.rows.max(axis=(0, 1))
+    sizes = problem.model_loads.max(axis=(0, 1))
     missing = sum(piece.share * sizes[piece.model] for piece in unplaced)
     if unplaced and missing <= MOST_RESHARED * np.sum(sizes):
         filling, unplaced = reshare(filling)
@@ -241,7 +243,7 @@ def pack_exactly(problem: PlacingProblem, opened: Bools) -> Filling | None:
     for machine in np.flatnonzero(opened).tolist():
         _add_machine(solver, problem, machine, shares, present)
     for model, demand in enumerate(problem.demands):
-        places = [key for key in shares if key[1] == model]
+        places = [(machine, placed) for machine, placed in shares if placed == model]
         if len(places) < demand.replicas:
             return None
         solver.Add(sum(shares[key] for key in places) == 1)
@@ -267,7 +269,10 @@ def _add_machine(
     shares: dict[tuple[int, int], Any],
     present: dict[tuple[int, int], Any],
 ) -> None:
-    """Add the constraints of a machine: its two loads, its memory, and models that may not share it."""
+    """Add the constraints of a machine: its two loads, its memory, and models that may not share it.
+
+    shares, present: the variables by (machine, model), to which those of the machine are added.
+    """
     kind = int(problem.kind_of[machine])
     models = np.flatnonzero(problem.allowed[machine]).tolist()
     for model in models:
@@ -276,8 +281,8 @@ def _add_machine(
         solver.Add(shares[machine, model] <= present[machine, model])
     if not models:
         return
-    for row in range(2):
-        loads = [float(problem.rows[kind, row, model]) * shares[machine, model] for model in models]
+    for model_loads in problem.model_loads[kind]:  # each of the two loads
+        loads = [float(model_loads[model]) * shares[machine, model] for model in models]
         solver.Add(sum(loads) <= float(problem.cap[kind]))
     memory_parts = problem.bytes[kind] / problem.room_bytes[kind]
     solver.Add(sum(float(memory_parts[model]) * present[machine, model] for model in models) <= 1)

@@ -82,19 +82,19 @@ def _placed_model(filling: Filling, machine: int, model: int, judge: OnTimeJudge
 def _find_limit(filling: Filling, machine: int) -> tuple[Limit, int]:
     """The resource with the least left on a machine, and the number of the model that uses most of it."""
     problem, shares, kind = filling.problem, filling.shares[machine], int(filling.problem.kind_of[machine])
-    numbers, parts = list(shares), np.array(list(shares.values()))
-    uses_by_model: dict[Limit, list[float]] = {  # by model, as parts of the machine's cap or memory
-        "compute": (parts * problem.rows[kind, 0, numbers] / problem.cap[kind]).tolist(),
-        "bandwidth": (parts * problem.rows[kind, 1, numbers] / problem.cap[kind]).tolist(),
-        "memory": (problem.bytes[kind, numbers] / problem.room_bytes[kind]).tolist(),
+    models, model_shares = list(shares), np.array(list(shares.values()))
+    uses_by_model: dict[Limit, list[float]] = {  # by model, as parts of the cap on the two loads, or of the memory
+        "compute": (model_shares * problem.model_loads[kind, 0, models] / problem.cap[kind]).tolist(),
+        "bandwidth": (model_shares * problem.model_loads[kind, 1, models] / problem.cap[kind]).tolist(),
+        "memory": (problem.bytes[kind, models] / problem.room_bytes[kind]).tolist(),
     }
     totals = {key: sum(by_model) for key, by_model in uses_by_model.items()}
-    waits = [_longest_wait(problem, kind, model, numbers) for model in numbers]
+    waits = [_longest_wait(problem, kind, model, models) for model in models]
     totals["deadline"], uses_by_model["deadline"] = max(waits), waits
     limit = max(totals, key=lambda key: totals[key])
-    limiting_model = numbers[int(np.argmax(uses_by_model[limit]))]
+    limiting_model = models[int(np.argmax(uses_by_model[limit]))]
     resource, other = (problem.compute if limit == "compute" else problem.memory)[kind], problem.other[kind]
-    if limit in ("compute", "bandwidth") and parts @ other[numbers] > parts @ resource[numbers]:
+    if limit in ("compute", "bandwidth") and model_shares @ other[models] > model_shares @ resource[models]:
         limit = "other"  # most of the load is time that overlaps with nothing
     return limit, limiting_model
 
@@ -133,7 +133,10 @@ def make_placement(
     judge: OnTimeJudge | None = None,
     notes: Iterable[str] = (),
 ) -> Placement:
-    """Make the placement of a filling; *judge*, if any, adds the simulated share of requests on time."""
+    """Make the placement of a filling; *judge*, if any, adds the simulated share of requests on time.
+
+    value, bound, bound_by, notes: as of ``Placement``.
+    """
     return Placement(
         objective=objective,
         machines=placed_machines(filling, judge),

@@ -57,7 +57,11 @@ ENDING_S = 180.0
 
 
 class _Heartbeats:
-    """Heartbeats of a server or a gate to the registry; *refused* is the count that a gate sends with them."""
+    """Heartbeats of a server or a gate to the registry, the actor ``ServiceRegistry``.
+
+    url: of the server or gate. machine: that of a server; None for a gate. refused: returns the count of refused
+    requests by model, which a gate sends with them.
+    """
 
     def __init__(
         self,
@@ -97,6 +101,7 @@ class MachineServer:
     async def __init__(  # type: ignore[misc]
         self, machine: PlacedMachine, sources: list[str], config: dict[str, Any], registry: Any
     ) -> None:
+        """sources: its plan or its models (``sources_of``). config: its settings. registry: the ``ServiceRegistry``."""
         self._machine = machine
         self._heartbeats: _Heartbeats | None = None
         host = config.pop("host", "") or util.get_node_ip_address()
@@ -132,7 +137,7 @@ class GateServer:
     async def __init__(  # type: ignore[misc]
         self, face: ServerConfig, settings: GateSettings, ca_file: str, registry: Any, machines: list[Any]
     ) -> None:
-        """*machines* is not used; Ray starts the deployments that appear as arguments of another one."""
+        """face: settings towards clients. machines: not used; Ray starts deployments that are arguments of others."""
         self._registry = registry
         self._heartbeats: _Heartbeats | None = None
         network = face.network
@@ -164,7 +169,8 @@ class GateServer:
         snapshot: RegistrySnapshot = await self._registry.snapshot.remote()
         answering = {link.target.url: link.placed for link in list(self._thread.gate.links.values()) if link.up}
         servers = {url: machine for url, machine in (answering | snapshot.servers).items() if url not in snapshot.left}
-        await asyncio.to_thread(self._thread.know, servers, snapshot.models or None)
+        # A registry that was just started knows no models yet.
+        await asyncio.to_thread(self._thread.set_servers, servers, snapshot.models or None)
 
     def where(self) -> tuple[int, str]:
         """Return its process and its node."""

@@ -43,6 +43,7 @@ class _Entry:
 
     machine: PlacedMachine | None
     since_s: float
+    """When its first heartbeat came."""
     heartbeat_s: float
     """When its last heartbeat came."""
     refused: deque[tuple[float, Counter[str]]] = field(default_factory=deque)
@@ -78,7 +79,7 @@ class ServiceRegistry:
         entry.machine, entry.heartbeat_s = machine, now
         if refused is not None:
             entry.refused.append((now, Counter(refused)))
-            while entry.refused[0][0] < now - REFUSED_S:
+            while entry.refused[0][0] < now - REFUSED_S:  # [0][0]: the oldest time
                 entry.refused.popleft()
         return {} if machine is None else self._refused_rates(model.model for model in machine.models)
 
@@ -123,7 +124,7 @@ class ServiceRegistry:
         """Requests per second that gates refused, divided among the servers of each model."""
         alive, total = list(self._alive().values()), Counter[str]()
         for gate in alive:
-            if gate.refused:
+            if gate.refused:  # refused between the oldest and the latest heartbeat of the window
                 total += gate.refused[-1][1] - gate.refused[0][1]
         copies = Counter(placed.model for entry in alive if entry.machine for placed in entry.machine.models)
         return {model: total[model] / REFUSED_S / max(1, copies[model]) for model in models if total[model]}

@@ -27,6 +27,7 @@ KEY_VARIABLE = "WEFT_CLUSTER_KEY"
 
 
 def _check_known(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a server or a gate. Raises ValueError, as pydantic requires, for an unknown one."""
     for key in settings:
         if key not in GROUP_OF:
             raise ValueError(unknown_name("setting", key, GROUP_OF))
@@ -136,7 +137,7 @@ def needed(loads: Sequence[ServerLoad], cap: float) -> int:
     if not loads:
         return 1
     total = max(sum(load.compute for load in loads), sum(load.bandwidth for load in loads))
-    count = max(1, math.ceil(total / cap - 1e-9))
+    count = max(1, math.ceil(total / cap - 1e-9))  # rounding must not add a server
     if count >= len(loads):
         return count
     # Fewer servers only if the rest stays below the cap by a margin.
@@ -153,6 +154,7 @@ class UtilisationPolicy:
         self._cap = busy_cap
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Return the number of servers, and the state that Ray keeps for the policy: none."""
         compute, bandwidth = (_latest_values(context.raw_metrics or {}, name) for name in (COMPUTE, BANDWIDTH))
         loads = [ServerLoad(compute[replica], bandwidth.get(replica, 0.0)) for replica in compute]
         if len(loads) < context.current_num_replicas:  # a server that just started has not reported yet

@@ -81,7 +81,7 @@ class Cluster:
         nodes = tuple(node._replace(speed=speeds.get(node.name, node.speed)) for node in self.nodes)
         return replace(self, nodes=nodes)
 
-    def asked(self, factor: float, cv: float | None = None) -> Cluster:
+    def scaled(self, factor: float, cv: float | None = None) -> Cluster:
         """Return the same cluster with *factor* times the rates, and arrivals of variation *cv*."""
         if not factor > 0:
             raise PlacingError(f"rate = {factor:g} must be above 0")

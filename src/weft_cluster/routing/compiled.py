@@ -1,4 +1,7 @@
-"""The compiled run of a cluster (``kernels.cluster_loop``), fed with requests block by block."""
+"""The compiled run of a cluster (``kernels.cluster_loop``), fed with requests block by block.
+
+*lowered* is the cluster in ticks (``LoweredCluster``).
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ class _CompiledRun:
 
         Returns the stream that each request was sent to; requests from *end* on are not routed yet.
         """
-        stream_count, position = len(self._tables.compute), self._cluster.at
+        stream_count, progress = len(self._tables.compute), self._cluster.progress
         block = c.ClusterRequests(
             *requests,
             np.empty(len(requests.time), np.int64),
@@ -76,14 +79,14 @@ class _CompiledRun:
             np.empty(stream_count, np.int64),
             np.empty((stream_count, 2), np.int64),
         )
-        position[c.REQUEST] = 0
+        progress[c.REQUEST] = 0
         if not cluster_loop.run(
             end, self._models, self._terms, self._rules, self._state, self._log, self._heads,
             self._tables, self._routing, self._cluster, block,
         ):  # fmt: skip
             raise InputError("a machine was given more pieces ahead than are kept; give its models longer segments")
-        position[c.NUMBER] += position[c.REQUEST]
-        return block.routed[: position[c.REQUEST]]
+        progress[c.NUMBER] += progress[c.REQUEST]
+        return block.routed[: progress[c.REQUEST]]
 
     def tally(self, routed: Ints) -> ClusterTally:
         state, clocks = self._state, self._state.clocks
@@ -122,12 +125,12 @@ def _tables(lowered: LoweredCluster, models: k.Models) -> c.ClusterTables:
     return c.ClusterTables(
         first=np.cumsum([0, *map(len, lowered.streams)], dtype=np.int64),
         stream=streams,
-        until=np.array([replica.until for replica in replicas]),
+        cumulative_share=np.array([replica.cumulative_share for replica in replicas]),
         machine=by_stream("machine"),
         begin=np.array(lowered.begin, np.int64),
         compute=by_stream("compute"),
         fetch=by_stream("fetch"),
-        besides=by_stream("besides"),
+        overhead=by_stream("overhead"),
         rest_compute=_sums_to_end(models.layers[:, k.COMPUTE], models.programs[:, k.FIRST]),
         rest_fetch=_sums_to_end(models.layers[:, k.FETCH], models.programs[:, k.FIRST]),
         buffer=np.array([policy.setting.buffer for policy in lowered.policies], np.int64),
@@ -165,11 +168,11 @@ def _fresh_gates(nodes: int, models: int, setting: ClusterSetting) -> c.ClusterS
     reports = zeros(ring, nodes, 4)
     reports[:, :, c.UP] = 1
     return c.ClusterState(
-        zeros(3),
-        reports,
-        zeros(gates, ring, nodes, 2),
-        zeros(gates, nodes, 4),
-        zeros(gates, nodes),
-        np.ones(nodes, np.bool_),
-        zeros(gates, models),
+        progress=zeros(3),
+        reports=reports,
+        sent=zeros(gates, ring, nodes, 2),
+        ahead=zeros(gates, nodes, 4),
+        as_of=zeros(gates, nodes),
+        up=np.ones(nodes, np.bool_),
+        turns=zeros(gates, models),
     )

@@ -89,7 +89,7 @@ class LoweredCluster:
     """The first stream of each node, and then the number of all streams."""
     models: tuple[int, ...]
     """(streams): the model."""
-    besides: tuple[int, ...]
+    overhead: tuple[int, ...]
     """(streams): ticks from a client's request to its answer outside its simulated machine; may be below 0, since a
     simulated request may take longer than the real one alone."""
     failures: tuple[tuple[int, int, int], ...]
@@ -122,7 +122,7 @@ def lower_cluster(cluster: Cluster, setting: ClusterSetting) -> LoweredCluster:
         streams=tuple(map(tuple, streams)),
         begin=begin,
         models=tuple(placed_model.model for placed_model in cluster.placed),
-        besides=tuple(replica.besides for replica in priced),
+        overhead=tuple(replica.overhead for replica in priced),
         failures=_failures(cluster, setting, period),
         period=period,
         warm=CLOCK.ticks(setting.warmup_s),
@@ -134,9 +134,11 @@ class _Priced(NamedTuple):
 
     pieces: Pieces
     due: int
-    besides: int
-    seen: Replica
-    """The replica as gates see it; ``until`` is set later."""
+    """Deadline on the simulated machine, from the request's arrival there."""
+    overhead: int
+    """As ``LoweredCluster.overhead``."""
+    expected: Replica
+    """The replica as gates see it; ``cumulative_share`` is set later."""
 
 
 def _price(cluster: Cluster, setting: ClusterSetting, placed: NodeModel) -> _Priced:
@@ -145,9 +147,9 @@ def _price(cluster: Cluster, setting: ClusterSetting, placed: NodeModel) -> _Pri
     need, network_s = placed.need.at_speed(node.speed), 2 * setting.hop_of(node)
     pieces = pieces_of(need, node.overlap)
     due = pieces.due(float(cluster.deadlines_s[placed.model]) - network_s - need.alone_s)
-    besides = CLOCK.ticks(network_s + need.alone_s) - pieces.alone
+    overhead = CLOCK.ticks(network_s + need.alone_s) - pieces.alone
     expected_need = need if setting.knows_speeds else placed.need
-    return _Priced(pieces, due, besides, _replica_for_gates(placed.node, expected_need, node.overlap, network_s))
+    return _Priced(pieces, due, overhead, _replica_for_gates(placed.node, expected_need, node.overlap, network_s))
 
 
 def _replica_for_gates(node: int, need: Need, overlap: float, network_s: float) -> Replica:
@@ -160,7 +162,10 @@ def _replica_for_gates(node: int, need: Need, overlap: float, network_s: float) 
 def _policy(
     cluster: Cluster, setting: ClusterSetting, priced: Sequence[_Priced], begin: Sequence[int], node: int
 ) -> Policy:
-    """The scheduling policy of a node, with the programs of its streams."""
+    """The scheduling policy of a node, with the programs of its streams.
+
+    priced: by stream. begin: the first stream of each node.
+    """
     node_streams = range(begin[node], begin[node + 1])
     programs = tuple(
         priced[stream].pieces.program(cluster.models[cluster.placed[stream].model]) for stream in node_streams
@@ -172,7 +177,8 @@ def _replicas(cluster: Cluster, priced: Sequence[_Priced], streams: Sequence[int
     """The replicas of a model as gates see them, with their cumulative shares; *streams*: of the model."""
     cumulative_shares = np.cumsum([cluster.placed[stream].share for stream in streams]).tolist()
     return tuple(
-        priced[stream].seen._replace(until=until) for stream, until in zip(streams, cumulative_shares, strict=True)
+        priced[stream].expected._replace(cumulative_share=share)
+        for stream, share in zip(streams, cumulative_shares, strict=True)
     )
 
 

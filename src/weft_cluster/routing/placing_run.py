@@ -78,7 +78,7 @@ def place(
 
 
 def _notes(result: BoundedFilling, target: float | None) -> list[str]:
-    """Notes for the reader, besides the numbers."""
+    """Notes on a placement: that the *target*, the share of requests on time, takes more machines than the load."""
     used, notes = int(result.filling.used.sum()), []
     if target is not None and 0 < result.carried < used:
         notes.append(
@@ -195,13 +195,13 @@ class Attaining:
         """
         problem, accepted = self.problem, np.ones(len(self._rates))  # by model
         if level < np.inf:
-            bound = placing_bound(problem, "attainment", 1 / level)
+            bound = placing_bound(problem, "attainment", stretch=1 / level)
             if bound is None or bound.value > 1 - 1e-6:
                 return None
             accepted = np.array(
                 [min(1.0, sum(shares.get(m, 0.0) for shares in bound.shares)) for m in range(len(accepted))]
             )
-        models = np.flatnonzero(accepted > 0.01)
+        models = np.flatnonzero(accepted > 0.01)  # numbers of the models; those with hardly any request are left out
         limited = _scale(problem.section(range(len(problem.machines)), models.tolist()), accepted[models])
         bound = placing_bound(limited, "load")
         if bound is None:
@@ -216,25 +216,25 @@ class Attaining:
 
     def _add_wanted_copies(self, filling: Filling) -> Filling:
         """Add copies one after another to the model with the most late requests; return the best filling."""
-        best = (-1.0, filling)
+        best_attainment, best = -1.0, filling
         for _ in range(MOST_RUNS):
             result = self.run(filling)
-            if result.attainment > best[0]:
-                best = result.attainment, Filling(filling.problem, filling.shares)
+            if result.attainment > best_attainment:
+                best_attainment, best = result.attainment, Filling(filling.problem, filling.shares)
             late = filling.served() - result.on_time
             models = [m for m in np.argsort(-self._rates * late, kind="stable").tolist() if late[m] > FEW_LATE]
             if not any(_add_copy(filling, model, result.busy) for model in models):
                 break
-        return best[1]
+        return best
 
 
 def with_copies(filling: Filling) -> Filling:
     """Fill free memory with copies, first of the models with the most load per copy and byte; returns a new filling."""
     problem, copied = filling.problem, Filling(filling.problem, filling.shares)
-    worth = problem.rows.max(axis=(0, 1)) / np.maximum(problem.bytes.max(axis=0), 1.0)
-    with_room = {model for model in range(len(worth)) if copied.where(model)}
+    worth = problem.model_loads.max(axis=(0, 1)) / np.maximum(problem.bytes.max(axis=0), 1.0)
+    with_room = {model for model in range(len(worth)) if copied.machines_with(model)}
     while with_room:
-        model = max(with_room, key=lambda model: (worth[model] / len(copied.where(model)), -model))
+        model = max(with_room, key=lambda model: (worth[model] / len(copied.machines_with(model)), -model))
         if not _add_copy(copied, model, copied.loads.max(axis=1)):
             with_room.remove(model)
     return copied
@@ -245,13 +245,13 @@ def _add_copy(filling: Filling, model: int, busy: Floats) -> bool:
 
     busy: load by machine.
     """
-    homes = filling.where(model)
+    homes = filling.machines_with(model)
     free: Bools = filling.could_join(model)
     free[homes] = False
     if not homes or not free.any():
         return False
     largest = max(homes, key=lambda home: filling.shares[home][model])
-    share = filling.take(largest, model)
+    share = filling.remove(largest, model)
     filling.add(largest, model, share * (1 - COPY_SHARE))
     filling.add(int(np.argmin(np.where(free, busy, np.inf))), model, share * COPY_SHARE)
     return True
@@ -259,7 +259,7 @@ def _add_copy(filling: Filling, model: int, busy: Floats) -> bool:
 
 def _scale(problem: PlacingProblem, shares: Floats) -> PlacingProblem:
     """Return the problem with only a share of the requests of each model."""
-    names = ("compute", "memory", "other", "rows")
+    names = ("compute", "memory", "other", "model_loads")
     demands = [demand.scaled(float(part)) for demand, part in zip(problem.demands, shares, strict=True)]
     return replace(problem, demands=tuple(demands), **{name: getattr(problem, name) * shares for name in names})
 
@@ -310,13 +310,13 @@ def greedy(problem: PlacingProblem, on_time_of: OnTime = fluid) -> Filling:
 def lacking(filling: Filling, on_time: Floats) -> list[int]:
     """The models with late requests or with fewer replicas than required."""
     demands = enumerate(filling.problem.demands)
-    return [m for m, demand in demands if on_time[m] < ALL_SERVED or len(filling.where(m)) < demand.replicas]
+    return [m for m, demand in demands if on_time[m] < ALL_SERVED or len(filling.machines_with(m)) < demand.replicas]
 
 
 def replicate(filling: Filling, model: int, machine: int) -> None:
     """Add a replica of a model on *machine*; all replicas get equal shares of the requests."""
-    homes = [*filling.where(model), machine]
+    homes = [*filling.machines_with(model), machine]
     for home in homes[:-1]:
-        filling.take(home, model)
+        filling.remove(home, model)
     for home in homes:
         filling.add(home, model, 1 / len(homes))

@@ -1,4 +1,7 @@
-"""The plain run of a cluster: an engine for every machine, and a router. ``compiled`` is its twin."""
+"""The plain run of a cluster: an engine for every machine, and a router. ``compiled`` is its twin.
+
+*lowered* is the cluster in ticks (``LoweredCluster``); a node is a machine, a stream a model on a node.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def serve(lowered: LoweredCluster, setting: ClusterSetting, blocks: Iterable[Tic
         for gate in gates:
             gate.update_estimates(period, reports)
         until = (period + 1) * lowered.period
-        while upcoming is not None and upcoming[1][0] < until:
+        while upcoming is not None and upcoming[1][0] < until:  # [1][0]: its time
             number, (now, model, draws) = upcoming
             routed.append(gates[number % setting.gates].route(int(model), int(now), tuple(map(float, draws))))
             machines[_node(lowered, routed[-1])].take(routed[-1], int(now))
@@ -198,11 +201,14 @@ class _Machine:
                 if not batch.late:
                     array += sum(program.compute[batch.layer :])
                     channel += sum(program.fetch[batch.layer :])
-        return Estimate(array, channel, waiting, True, now)
+        return Estimate(array, channel, waiting, up=True, as_of=now)
 
 
 def _make_tally(lowered: LoweredCluster, machines: Sequence[_Machine], routed: list[int]) -> ClusterTally:
-    """Count the endings of all machines as the compiled run does, without the warm-up."""
+    """Count the endings of all machines as the compiled run does, without the warm-up.
+
+    routed: the stream of each request.
+    """
     counts, histogram = np.zeros((len(lowered.terms), 10), np.int64), np.zeros(k.BINS, np.int64)
     for stream, arrival, end in (ending for machine in machines for ending in machine.endings):
         if arrival < lowered.warm:

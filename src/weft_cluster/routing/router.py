@@ -59,9 +59,9 @@ class Replica(NamedTuple):
     """Time of a request on the machine's array."""
     fetch: int
     """Time of a request on its memory channel."""
-    besides: int = 0
+    overhead: int = 0
     """Time of a request in the network and outside both."""
-    until: float = 1.0
+    cumulative_share: float = 1.0
     """Cumulative share of the model's requests, up to and including this replica."""
 
 
@@ -145,14 +145,14 @@ def expected(estimates: Sequence[Estimate], replica: Replica, now: int) -> int:
         rules.aged(estimate.channel, estimate.as_of, now),
         replica.compute,
         replica.fetch,
-        replica.besides,
+        replica.overhead,
     )
 
 
 def _by_share(estimates: Sequence[Estimate], request: RoutedRequest, draw: float) -> int:
     """Index of the replica whose share contains *draw*, from 0 to 1, or of the next one that is up."""
     replicas, count = request.replicas, len(request.replicas)
-    place = next((place for place in range(count - 1) if replicas[place].until > draw), count - 1)
+    place = next((place for place in range(count - 1) if replicas[place].cumulative_share > draw), count - 1)
     indices = [(place + step) % count for step in range(count)]
     return next((index for index in indices if estimates[replicas[index].machine].up), place)
 

@@ -137,7 +137,7 @@ def _count_run(
     nodes = np.array([placed.node for placed in cluster.placed], np.int64)
     late = counts[:, k.VIOLATED] - counts[:, k.DROPPED] - counts[:, k.REFUSED]
     answered = counts[:, k.COMPLETED]
-    latency_sums_s = (counts[:, k.LATENCY_SUM] + answered * np.array(lowered.besides, np.int64)) * CLOCK.tick_s
+    latency_sums_s = (counts[:, k.LATENCY_SUM] + answered * np.array(lowered.overhead, np.int64)) * CLOCK.tick_s
 
     def summed(values: npt.NDArray[Any], by: Ints, size: int) -> npt.NDArray[Any]:
         """Sum *values*, one per stream, by the group number of each stream."""

@@ -82,7 +82,7 @@ class Day(BaseModel):
     surge: tuple[Surge, ...] = ()
 
     def passed(self, times_s: Floats) -> Floats:
-        """Convert instants of the day to even time, in which all rates are constant."""
+        """Convert instants of the day, in seconds, to even time, in which all rates are constant."""
         passed = self._integrate_wave(times_s)
         for surge in self.surge:
             begin, end = surge.start_s, surge.start_s + surge.length_s
@@ -141,10 +141,10 @@ def generated(rates: Floats, cv: Floats, day: Day, duration_s: float, seed: int)
 
     Gaps are drawn in even time, in which rates are constant, and then laid out over the day.
     """
-    rng, shape = np.random.default_rng(seed), cv**-2.0
+    rng, shape = np.random.default_rng(seed), cv**-2.0  # shape and scale of each model's Gamma distribution
     scale = 1 / (rates * shape)
     # A run begins at a random point of a gap, and more likely of a long one: Gamma weighted by length has shape + 1.
-    upcoming = rng.gamma(shape + 1, 1.0) * scale * rng.random(len(rates))
+    upcoming = rng.gamma(shape + 1, 1.0) * scale * rng.random(len(rates))  # the next arrival of each model
     even_duration = float(day.passed(np.array([duration_s]))[0])
     block_count = max(1, round(even_duration * float(rates.sum()) / BLOCK))
     for block in range(block_count):
@@ -206,6 +206,7 @@ class FitFigure(NamedTuple):
     """A figure of the trace, and the same figure of the fitted traffic."""
 
     what: str
+    """Name of the figure."""
     trace: float
     traffic: float
 

@@ -2,7 +2,8 @@
 
 Each is a function of the placing problem. ``RIVALS`` use as few machines as they can; ``SPREADERS`` use all machines.
 All respect memory, deadlines and placement rules, and may divide a model's requests between machines. Where a method
-does not define how the times of models on a machine add up, it is given weft's two loads (``PlacingProblem.rows``).
+does not define how the times of models on a machine add up, it is given weft's two loads
+(``PlacingProblem.model_loads``).
 """
 
 from __future__ import annotations

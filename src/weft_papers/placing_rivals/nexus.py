@@ -88,7 +88,7 @@ def _saturate(problem: PlacingProblem, filling: Filling, cycles: list[_Cycle]) -
             filling.add(int(homes[0]), model, full_share)
             cycles[homes[0]].rates[model], remaining = full_share * demand.rate, remaining - full_share
             cycles[homes[0]].duty_s = 1 / demand.rate  # full: nothing joins it
-        missing = max(1, demand.replicas - len(filling.where(model)))
+        missing = max(1, demand.replicas - len(filling.machines_with(model)))
         if remaining > 1e-9:
             residues += [(model, remaining * demand.rate / missing)] * missing
     return residues

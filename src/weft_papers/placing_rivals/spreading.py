@@ -75,7 +75,7 @@ def one_resource(problem: PlacingProblem) -> Filling:
     """Pack by time only: models on a machine take turns, and their times add up."""
     loads = serial_loads(problem)
     # Our packing fills machines by two loads (``rows``); with both equal, they act as one resource.
-    return Filling(problem, _pack(replace(problem, rows=np.stack([loads, loads], axis=1))).shares)
+    return Filling(problem, _pack(replace(problem, model_loads=np.stack([loads, loads], axis=1))).shares)
 
 
 def like_with_like(problem: PlacingProblem) -> Filling:

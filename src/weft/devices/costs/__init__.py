@@ -54,6 +54,7 @@ def pipelined_cycles(gemm: Gemm, npu: Npu) -> int:
     Of the engines, some divide the output tiles and the others the rows, whichever division ends first.
     """
     rows, columns = npu.array_rows, npu.array_columns
+    # Groups that share the array.
     packed = min(gemm.groups, max(1, rows // gemm.k), max(1, columns // gemm.n))
     tiles = ceil_div(gemm.groups, packed) * ceil_div(gemm.n, columns)
     load = ceil_div(rows, npu.weight_rows_per_cycle)

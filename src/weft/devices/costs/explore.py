@@ -39,7 +39,9 @@ class ProductGroup(NamedTuple):
 
     mode: Mode
     products: Floats
+    """As ``tiled.products`` returns them."""
     occurrences: Floats
+    """(products)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,9 +128,11 @@ def explore(
 ) -> Exploration:
     """Price every design that fits the platform on every model and batch size.
 
-    weights: the weight of each batch size from 1 in the score, equal by default. Clock and bandwidth are the platform's
-    by default. progress: called with the steps done and the number of steps. The designs of the result have no
-    ``platform``, because the board may not come from a file; a caller that writes a device file adds it.
+    max_batch: the largest batch size. weights: the weight of each batch size from 1 in the score, equal by default.
+    batching, stackable, p_reading, elementwise, edges, element_bits: options of all designs (``TiledNpu``). Clock and
+    bandwidth are the platform's by default. progress: called with the steps done and the number of steps. The designs
+    of the result have no ``platform``, because the board may not come from a file; a caller that writes a device file
+    adds it.
     """
     batch_weights = _check_weights(weights, max_batch)
     if not models:
@@ -149,7 +153,7 @@ def explore(
         platform.name,
     )
     times = _all_times(models, template, tile, max_batch, progress)
-    operations = np.array([2e-9 * model.macs for model in models])[:, None, None]
+    operations = np.array([2e-9 * model.macs for model in models])[:, None, None]  # 10^9, two per MAC
     gops = operations * np.arange(1, max_batch + 1)[:, None] / times
     per_model = np.tensordot(gops, batch_weights, axes=(1, 0))
     scores = np.exp(np.log(per_model).mean(axis=0))
@@ -165,6 +169,7 @@ def design_points(platform: Board, *, element_bits: int = 16, even: bool = True)
     pe_counts_by_width = [np.arange(1.0, platform.dsps // t_p + 1) for t_p in range(1, platform.dsps + 1)]
     t_p = np.repeat(np.arange(1.0, platform.dsps + 1), [len(pe_counts) for pe_counts in pe_counts_by_width])
     t_c = np.concatenate(pe_counts_by_width)
+    # The largest T_R of the double-buffered tiles (``TiledNpu.bram_bits``).
     t_r = np.floor((platform.bram_bits // (2 * element_bits) - t_p * t_c) / (t_p + t_c))
     if even:
         t_r -= t_r % 2
@@ -202,7 +207,11 @@ def _check_weights(weights: Sequence[float] | None, max_batch: int) -> Floats:
 def _all_times(
     models: Sequence[Model], template: TiledNpu, tile: TileSizes, max_batch: int, progress: Progress | None
 ) -> Floats:
-    """Seconds of one pass by model, batch size - 1 and design; each design at its best PE shape."""
+    """Seconds of one pass by model, batch size - 1 and design; each design at its best PE shape.
+
+    template: the options of all designs. tile: their tile sizes. progress: as of ``explore``.
+    """
+    # (designs, PE shapes, 3): the tile sizes of each shape.
     shapes = stackable_shapes(tile) if template.stackable else np.stack(tile, axis=-1)[:, None]
     times = np.zeros((len(models), max_batch, len(shapes)))
     chunks = [slice(start, start + CHUNK) for start in range(0, len(shapes), CHUNK)]

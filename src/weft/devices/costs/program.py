@@ -123,13 +123,16 @@ class Program:
 
         Pieces are whole bytes. cost: additional compute ticks of every piece but the first of its layer.
         """
-        per_byte = [fetch // size if size else 1 for fetch, size in zip(self.fetch, self.weight_bytes, strict=True)]
+        ticks_per_byte = [
+            fetch // size if size else 1 for fetch, size in zip(self.fetch, self.weight_bytes, strict=True)
+        ]
         counts = [
-            max(1, -(-size // max(1, most // ticks))) for size, ticks in zip(self.weight_bytes, per_byte, strict=True)
+            max(1, -(-size // max(1, most // ticks)))
+            for size, ticks in zip(self.weight_bytes, ticks_per_byte, strict=True)
         ]
         added_ticks = [0 if part == 0 else cost for count in counts for part in range(count)]
         compute, sizes = _divide(self.compute, counts), _divide(self.weight_bytes, counts)
-        tick_sizes = [ticks for ticks, count in zip(per_byte, counts, strict=True) for _ in range(count)]
+        tick_sizes = [ticks for ticks, count in zip(ticks_per_byte, counts, strict=True) for _ in range(count)]
         return replace(
             self,
             names=tuple(
@@ -183,7 +186,8 @@ def one_at_a_time(
     """Convert a model to ticks on a device that runs one layer at a time, fetching and computing together.
 
     times_s: seconds of each layer. A schedulable layer is a matrix product with the other layers after it; without
-    *by_layer*, all layers between two exits. decision_s: scheduling time added to each schedulable layer.
+    *by_layer*, all layers between two exits. exit_rates: as of ``Program``. decision_s: scheduling time added to each
+    schedulable layer.
     """
     if not model.layers:
         raise ProfileError(f"{model.name}: nothing in it takes time, so there is nothing to schedule")

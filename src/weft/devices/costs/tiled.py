@@ -122,11 +122,12 @@ def best_times(products: Floats, shapes: Floats, device: TiledNpu, mode: Mode, b
     """Compute the best time of each product on each of many designs, for a whole batch.
 
     products: an array as ``products`` returns it. shapes: an array (designs, shapes, 3) of the tiles (T_R, T_P, T_C)
-    that each design may use. *device* gives clock, bandwidth and options only.
+    that each design may use. mode: how the batch is processed. *device* gives clock, bandwidth and options only.
     """
     at_once = mode.at_once(batch)
     size = (shapes.shape[0], products.shape[0])
     times, chosen = np.empty(size), np.zeros((*size, 2), dtype=np.int64)
+    # Seconds of a cycle, and of an element on the memory channel.
     costs = 1 / device.clock_hz, device.element_bytes / device.bandwidth_bytes_per_s
     readings = READINGS[device.p_reading], EDGES[device.edges]
     kernel.best_times(products, shapes, at_once, mode.splits(at_once), readings, costs, times, chosen)

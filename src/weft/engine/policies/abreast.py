@@ -85,6 +85,7 @@ class Abreast(Policy):
         return self._punctual.burden(candidate, now)
 
     def decide(self, view: View) -> Start | None:
+        """Choose a way to share the GPU, and start the most urgent work that it puts on a lane with room."""
         now = view.device.channel_free
         works = self._collect_work(view, now)
         way = self._choose_way(works, now)
@@ -119,10 +120,10 @@ class Abreast(Policy):
                 remaining = last.remaining - last.compute if head is None else head.remaining
                 need = lane_ticks + remaining * with_margin // 100
                 due, ends = _latest_finish(head or last, now + need), last.remaining <= last.compute
-                works.append(_Work(head or last, head is not None, need, due, number, ends))
+                works.append(_Work(head or last, offered=head is not None, need=need, due=due, lane=number, ends=ends))
         for head in heads.values():
             need = head.remaining * with_margin // 100
-            works.append(_Work(head, True, need, _latest_finish(head, now + need)))
+            works.append(_Work(head, offered=True, need=need, due=_latest_finish(head, now + need)))
         if len(works) > 1:
             works.sort(key=_program_of)  # so that the cache of ways is hit whatever the order of candidates
         return works
@@ -132,17 +133,20 @@ class Abreast(Policy):
         return ticks if lane in self._shares.whole else self._shares.ticks(program, lane, ticks)
 
     def _choose_way(self, works: list[_Work], now: int) -> SharingWay | None:
-        """Return the way with the highest weighted throughput that makes no request late; None: start nothing now."""
+        """Return the way with the highest weighted throughput that makes no request late; None: start nothing now.
+
+        works: as of ``_collect_work``; a work is identified by its place there.
+        """
         shares, programs = self._shares, tuple([work.head.program for work in works])
         if len(works) == 1:
-            return ways(shares, programs)[0]
+            return ways(shares, programs)[0]  # the fastest
         whole = shares.whole
         held = tuple([whole[0] if work.lane in whole else work.lane for work in works])
         ending = tuple([place for place, work in enumerate(works) if work.ends])
         hurried = min([work.due for work in works]) - now <= PLENTY * sum([work.need for work in works])
-        options, counts = open_ways(shares, programs, held, ending, hurried=hurried)
+        options, expected_speeds = open_ways(shares, programs, held, ending, hurried=hurried)
         weights, slacks = self._weights(works, now, hurried), self._slacks(works, now) if hurried else []
-        scores = counts.dot(weights) if options else counts
+        scores = expected_speeds.dot(weights) if options else expected_speeds
         for _ in options:
             best = int(scores.argmax())
             if _keeps_deadlines(options[best], works, slacks):

@@ -35,6 +35,7 @@ class AiMt(Policy):
         return round(self.compute_threshold * buffer), round(self.memory_threshold * buffer)
 
     def decide(self, view: View) -> Start:
+        """Choose by the free part of the buffer and the decoupling distance (``rules.aimt_key``)."""
         free, distance = view.device.free(self.setting.buffer), view.device.distance
 
         def key(c: Candidate) -> tuple[tuple[int, int], int]:

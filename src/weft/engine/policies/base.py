@@ -176,7 +176,7 @@ class LaneState(NamedTuple):
     """Whether the lane takes one more segment."""
 
 
-IDLE_LANE = LaneState((), 0, True)
+IDLE_LANE = LaneState(holds=(), rest=0, room=True)
 """The state of every idle lane; one object, since most lanes are idle at most decisions."""
 
 

@@ -57,6 +57,7 @@ class LazyBatching(Refilling):
     traits: ClassVar[Traits] = replace(Refilling.traits, by_layer=True)
 
     def propose(self, flight: Flight, now: int) -> Candidate:
+        """Begin as many waiting requests as leave no request late; without any, go on with the earliest batch."""
         if not flight.batches:
             return flight.beginnings[-1]
         for newcomers in reversed(flight.beginnings):
@@ -68,4 +69,4 @@ class LazyBatching(Refilling):
         """Return the ticks to spare until the first deadline if *newcomers* begins and all requests run one by one."""
         batches = (newcomers, *batches)
         need = sum([batch.size * self.rest(batch, batch.layer, 1) for batch in batches])
-        return rules.slack(min([batch.deadline for batch in batches]), now, need, 100)
+        return rules.slack(min([batch.deadline for batch in batches]), now, need, percent=100)

@@ -93,10 +93,11 @@ def alone_ticks(program: Program, buffer: int) -> float:
 
     Measured between two completions, the earlier one late enough that the buffer has filled.
     """
-    from weft.kernels.replay import replay  # imported here: a server imports all policies but must not compile kernels
+    # imported here: a server imports all policies but must not compile kernels
+    from weft.kernels.replay import COMPUTE_END, replay
 
     layers = len(program)
-    settle = 4 + -(-buffer // max(1, program.total_fetch))
+    settle = 4 + -(-buffer // max(1, program.total_fetch))  # queries until the buffer has filled, and a few more
     settle = min(settle, max(4, _SETTLE_LAYERS // layers))
     queries = 2 * settle
     times = np.empty((queries * layers, 4), np.int64)
@@ -108,7 +109,7 @@ def alone_ticks(program: Program, buffer: int) -> float:
         np.zeros(queries * layers, np.int64),
         times,
     )
-    ends = times[layers - 1 :: layers, 3]
+    ends = times[layers - 1 :: layers, COMPUTE_END]  # of the last layer of each query
     return float(ends[-1] - ends[settle - 1]) / (queries - settle)
 
 
@@ -148,7 +149,7 @@ def best_mix(demands: Sequence[QueryDemand]) -> tuple[float, ...]:
     least = [least_share(len(demands)) / d.alone for d in demands]
     array_room = 1 - sum(rate * d.compute for rate, d in zip(least, demands, strict=True))
     channel_room = 1 - sum(rate * d.memory for rate, d in zip(least, demands, strict=True))
-    best, extra = -1.0, [0.0] * len(demands)
+    best, extra = -1.0, [0.0] * len(demands)  # extra: queries per tick beyond the least ones
     for streams, rates in _corners(demands, array_room, channel_room):
         throughput = sum(rate * demands[stream].alone for stream, rate in zip(streams, rates, strict=True))
         if throughput > best * (1 + 1e-12):  # among equal corners the first wins, whatever the rounding

@@ -18,13 +18,15 @@ class Fluid(Refilling):
     """Begins with all waiting requests at once, and refills at exits; a batch that catches up is not paused again."""
 
     def propose(self, flight: Flight, now: int) -> Candidate:
+        """Refill the batch at an exit if it has the slack for that; otherwise go on with the earliest batch."""
         if not flight.batches:
             return flight.beginnings[-1]
         paused = flight.batches[0]
         if len(flight.batches) > 1 or not flight.beginnings or not self.at_exit(paused):
             return paused
         newcomers = flight.beginnings[-1]
-        return newcomers if rules.slack(paused.deadline, now, self._overhead(paused, newcomers), 100) > 0 else paused
+        slack = rules.slack(paused.deadline, now, self._overhead(paused, newcomers), percent=100)
+        return newcomers if slack > 0 else paused
 
     def _overhead(self, paused: Candidate, newcomers: Candidate) -> int:
         """Return the ticks to the end if *newcomers* join the batch *paused* at its exit (equation 4)."""

@@ -41,6 +41,7 @@ class Streams(Policy):
         return self.setting.shares
 
     def decide(self, view: View) -> Start | None:
+        """Start the first candidate, by deadline, whose lane (``lane``) has room."""
         heads = sorted(view.candidates, key=lambda head: rules.edf_key(head.deadline, head.arrival))
         # Once per decision, not per head: there may be many late requests.
         urgent = max([_rank(request) for request in _all_requests(view)])

@@ -75,23 +75,29 @@ class Layerweaver(Policy):
         """Return the idle time of every candidate, or only of the candidates that help a starved resource.
 
         If every candidate lets the array wait, those of compute-bound models help; if every candidate lets the channel
-        wait, those of memory-bound models (``rules.goes_on``).
+        wait, those of memory-bound models (``rules.helps_starved``).
         """
         largest = max(program.largest_fetch for program in self.setting.programs)
         costs = [idle_of(candidate, view.device, self.setting.buffer, largest) for candidate in view.candidates]
         return self._keep_unstarved(costs)
 
     def _keep_unstarved(self, costs: list[Idle]) -> list[Idle]:
+        """Return the candidates that help a starved resource; all if none is starved, or none helps."""
         wants_weights = all(idle.compute > 0 for idle in costs)
         wants_space = all(idle.memory > 0 for idle in costs)
-        return [idle for idle in costs if rules.goes_on(wants_weights, wants_space, self._compute_bound(idle))] or costs
+        return [
+            idle for idle in costs if rules.helps_starved(wants_weights, wants_space, self._compute_bound(idle))
+        ] or costs
 
     def _compute_bound(self, idle: Idle) -> bool:
         return self.setting.programs[idle.candidate.program].compute_bound
 
 
 def idle_of(candidate: Candidate, before: DeviceClocks, buffer: int, largest: int) -> Idle:
-    """Return the idle time that issuing a candidate now would cause."""
+    """Return the idle time that issuing a candidate now would cause.
+
+    before: the device now. buffer, largest: the weight buffer and the largest fetch of all models, in ticks.
+    """
     _, times = issue(before, candidate.fetch, candidate.compute, buffer)
     ahead = prefetchable(before, candidate.fetch, buffer, times.fetch_end)
     return Idle(

@@ -43,11 +43,12 @@ class LayerweaverPlus(Policy):
         return LoopOptions(failsafe=self.failsafe, precise=self.precise)
 
     def decide(self, view: View) -> Start:
+        """Choose the woven layer, or that of the request due first if it could not be on time after that."""
         woven = self.throughput_choice(view)
         due = [c for c in view.candidates if c.deadline < NO_DEADLINE]
         if due:
             urgent = min(due, key=lambda c: c.deadline)
-            if rules.slack(urgent.deadline, self.end_after(woven, view), urgent.remaining, 100) < 0:
+            if rules.slack(urgent.deadline, self.end_after(woven, view), urgent.remaining, percent=100) < 0:
                 return Start(urgent)
         return Start(woven)
 

@@ -96,12 +96,15 @@ class WithLeastShares(Policy):
         return periods
 
     def decide(self, view: View) -> Start:
+        """Issue a layer of a least-share stream that is due by the weave's own clock, else go on with the weave."""
         heads = {candidate.stream: candidate for candidate in view.candidates}
         for stream in self.at_least:
-            head, period = heads[stream], self._periods[stream]
-            if head.query * period[-1] + period[head.layer] <= self._weave.device.array_free:
+            head, ticks_to_layers = heads[stream], self._periods[stream]
+            due = head.query * ticks_to_layers[-1] + ticks_to_layers[head.layer]  # the last one is the whole period
+            if due <= self._weave.device.array_free:
                 return Start(head)
-        return Start(heads[self.woven[self._weave.advance(self.rule)]])
+        woven_stream = self._weave.advance(self.rule)
+        return Start(heads[self.woven[woven_stream]])
 
     def dues(self, stream: int, end: int) -> npt.NDArray[np.int64]:
         """Return the ticks of the weave's own clock at which successive layers of *stream* are due, until *end*."""

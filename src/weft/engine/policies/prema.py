@@ -20,6 +20,7 @@ class Prema(Policy):
     traits: ClassVar[Traits] = Traits(for_deadlines=True)
 
     def decide(self, view: View) -> Start:
+        """Choose the shortest of the queries whose tokens reach the highest threshold that any reaches."""
         now = view.device.channel_free
         with_tokens = [(candidate, _tokens(candidate, now)) for candidate in view.candidates]
         threshold = max(rules.level(tokens, candidate.work.whole) for candidate, tokens in with_tokens)

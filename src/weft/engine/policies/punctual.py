@@ -65,6 +65,7 @@ class Punctual(Policy):
         return LoopOptions(margin=self.margin)
 
     def decide(self, view: View) -> Start:
+        """Choose the quickest of those that can be on time together; without any, the one of lowest cost."""
         if len(view.candidates) == 1:
             return Start(view.candidates[0])
         now = max(view.device.channel_free, view.device.array_free)
@@ -121,7 +122,7 @@ class Punctual(Policy):
             heappush(dearest, (not plan.yields, -plan.cost, place))
             planned_end += plan.need
             while planned_end > plan.due and dearest:
-                worst = heappop(dearest)[2]
+                _, _, worst = heappop(dearest)
                 left_out.add(worst)
                 planned_end -= plans[worst].need
         return [plan for place, plan in enumerate(plans) if place not in left_out]

@@ -76,6 +76,7 @@ class TopUp(Refilling):
         return LoopOptions(miss=self.miss, backlog=self.backlog)
 
     def propose(self, flight: Flight, now: int) -> Candidate:
+        """Choose the step of lowest cost; between exits, go on with the earliest batch."""
         batches, beginnings = flight
         if not beginnings or (batches and not self.at_exit(batches[0])):
             return batches[0]
@@ -108,7 +109,7 @@ class TopUp(Refilling):
             cost += next_cost
         unserved -= next_size
         if unserved:
-            full = path.rests[-1][0]
+            full = path.rests[-1][0]  # the time of a full batch
             cost += rules.backlog_cost(unserved, max_batch, full, end - now)
             end += rules.backlog_ticks(unserved, max_batch, full)
         return cost + self.backlog * (end - now)
@@ -118,7 +119,7 @@ class TopUp(Refilling):
 
         The sweep begins with the first group, at tick *start*. Times in the cost count from *now*.
         """
-        miss = path.rests[0][0] * self.miss // 100
+        miss = path.rests[0][0] * self.miss // 100  # rests[0][0]: the time of a request alone
         ahead = [
             (group, remaining_exit_shares(path.program, group.layer), UNDER_WAY if group.layer else 1)
             for group in groups

@@ -42,8 +42,8 @@ class OpenWays(NamedTuple):
     """The ways that are possible while some works are on lanes."""
 
     ways: tuple[SharingWay, ...]
-    counts: Floats
-    """Expected speeds by way and work; times ``MOVE_FACTOR`` for ways in which a work changes lanes."""
+    expected_speeds: Floats
+    """By way and work; times ``MOVE_FACTOR`` for ways in which a work changes lanes."""
 
 
 class _AllWays(NamedTuple):
@@ -104,15 +104,15 @@ def open_ways(
 
 def _filter_ways(all_ways: _AllWays, held: tuple[int, ...], staying: tuple[int, ...], hurried: bool) -> OpenWays:
     """Return the ways in which the works at the places *staying* keep their lanes; parameters as of ``open_ways``."""
-    on_same_lane, counts = all_ways.lanes == held, all_ways.speeds.copy()
+    on_same_lane, expected_speeds = all_ways.lanes == held, all_ways.speeds.copy()
     moved = ~(on_same_lane | (np.array(held) == NOWHERE)).all(axis=1)
-    counts[moved] *= MOVE_FACTOR
+    expected_speeds[moved] *= MOVE_FACTOR
     if not hurried:
-        counts *= all_ways.hopes[:, None]
+        expected_speeds *= all_ways.hopes[:, None]
     if not staying:
-        return OpenWays(all_ways.ways, counts)
+        return OpenWays(all_ways.ways, expected_speeds)
     possible = np.flatnonzero(on_same_lane[:, staying].all(axis=1))
-    return OpenWays(tuple([all_ways.ways[index] for index in possible]), counts[possible])
+    return OpenWays(tuple([all_ways.ways[index] for index in possible]), expected_speeds[possible])
 
 
 @lru_cache(maxsize=64)
@@ -160,7 +160,7 @@ class _Seating(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _seatings_with_lanes(shares: Shares, works: int, plain: bool) -> list[_Seating]:
-    """Return every way to put some of *works* works on lanes."""
+    """Return every way to put some of *works* works on lanes; *plain*: as of ``_all_ways``."""
     seatings = []
     for members, member_lanes in _seatings(shares, works, plain):
         lanes = [NOWHERE] * works

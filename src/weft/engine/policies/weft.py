@@ -116,6 +116,7 @@ class Weft(Policy):
         return largest // 2, self.setting.buffer * 9 // 10
 
     def decide(self, view: View) -> Start:
+        """Issue the next layer of the plan; without one, or if the band holds it back, plan anew by rollouts."""
         on_offer = {candidate.stream: candidate for candidate in view.candidates}
         if not self._plan or self._plan[0] not in on_offer:
             self._plan.clear()

@@ -35,6 +35,7 @@ class WeftPlus(LayerweaverPlus):
         return super().loop_options._replace(stretch=self.stretch)
 
     def decide(self, view: View) -> Start:
+        """Choose the woven layer, or that of the request with the least slack if this would be below 0 after it."""
         woven = self.throughput_choice(view)
         end = self.end_after(woven, view)
         one_sided = self.failsafe and Layerweaver(self.setting).one_sided(view.heads)

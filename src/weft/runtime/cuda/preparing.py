@@ -65,7 +65,7 @@ def _load_or_prepare(device: Device, path: Path, options: LoadOptions, cache: Pa
     entry_folder = _entry_path(device, path, options, cache) if cache is not None and path.is_file() else None
     if entry_folder is not None and (blueprint := caching.find(entry_folder)) is not None:
         return _open_cached(device, path, options, cache, entry_folder, blueprint)
-    if not (learn or kind_of(path, CUDA).about.get("takes_over")):
+    if not (learn or kind_of(path, CUDA).details.get("takes_over")):
         raise NotLearned(f"{path}: is cut and captured before it is served")
     with Allowance(options.learn_s) as allowance:
         try:
@@ -82,7 +82,7 @@ def _entry_path(device: Device, path: Path, options: LoadOptions, cache: Path) -
     key: list[Any] = [device.name, settings, *([device.cuts.model_dump()] if options.shares else [])]
     try:
         # The packages that a kind names decide which nodes a model has, and whether it runs on the device at all.
-        key += [_installed_version(package) for package in kind_of(path, CUDA).about.get("packages", ())]
+        key += [_installed_version(package) for package in kind_of(path, CUDA).details.get("packages", ())]
         return caching.entry(cache, path, json.dumps(key, sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -155,7 +155,7 @@ def _prepare_file(
             caching.store(folder, model.blueprint, entry_folder)
         return model
     except Unfit as reason:
-        if CPU not in kind.about["devices"]:
+        if CPU not in kind.details["devices"]:
             raise ModelError(f"{path}: {reason}") from reason
         if not learn:
             raise NotLearned(f"{path}: is cut and measured for the CPU before it is served: {reason}") from reason

@@ -127,7 +127,7 @@ class DeviceBackend(IsolatingBackend):
         device_options = dataclasses.replace(options, isolation=self.label, rests=self.memory_bytes is not None)
         # A file of a kind with ``takes_over`` may reuse weights that another model has on the device: so the worker
         # tries to open it without learning, and learns it only if that fails.
-        learn = learn and not (path.is_file() and kind_of(path, self._kind).about.get("takes_over"))
+        learn = learn and not (path.is_file() and kind_of(path, self._kind).details.get("takes_over"))
         model = super().open(path, device_options, cache, say, learn=learn)
         if options.engine != ONNXRUNTIME:
             model = self._with_engine(model, path, device_options, cache, learn=learn)

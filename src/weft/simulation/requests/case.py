@@ -142,7 +142,7 @@ def prepare(workload: Workload, device: Device | None = None, cost: str = "pipel
 def _prepare_host(workload: Workload, host: Host) -> Case:
     """Prepare models as measured on a host; policies expect the time of a segment while all other lanes are busy."""
     clock, lanes = Clock.nanoseconds(), host.together()
-    _ticks(clock, workload.duration_s, "duration_s")
+    _ticks(clock, workload.duration_s, "duration_s")  # raises WorkloadError for a duration that the clock cannot hold
     programs: list[Program] = []
     terms, alone = [], []
     kinds: list[GpuLikeness] = []
@@ -162,13 +162,15 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
     apart = host.ahead > 0  # lanes that take segments ahead are devices of their own
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=host.lanes, ahead=host.ahead, apart=apart)
     on_shares = replace(setting, lanes=1, apart=False, shares=host.gpu.shares(kinds)) if host.gpu else None
-    return Case(workload, host, clock, setting, setting, tuple(terms), tuple(alone), on_shares)
+    return Case(
+        workload, host, clock, setting, at_exits=setting, terms=tuple(terms), alone_s=tuple(alone), on_shares=on_shares
+    )
 
 
 def slowdown_beside_others(lanes: Lanes, kind: int) -> float:
     """Return the factor by which work of a kind slows down while all other lanes run one kind, averaged over kinds."""
     kinds = range(len(lanes.losses)) if len(lanes) > 1 else ()
-    speeds = [lanes.speeds([kind, *[other] * (len(lanes) - 1)])[0] for other in kinds]
+    speeds = [lanes.speeds([kind, *[other] * (len(lanes) - 1)])[0] for other in kinds]  # of the first lane
     return len(speeds) / sum(speeds) if speeds else 1.0
 
 
@@ -188,7 +190,10 @@ def _exit_rates(workload: Workload, index: int, model: HostModel) -> tuple[float
 def _segments(
     name: str, model: HostModel, batch: int, slowdown: float, clock: Clock, rates: tuple[float, ...]
 ) -> Program:
-    """Return the program of a measured model at a batch size; *slowdown*: factor on the measured times."""
+    """Return the program of a measured model at a batch size.
+
+    slowdown: factor on the measured times. rates: shares of the requests that leave by each exit; empty: all end.
+    """
     no_fetches = (0,) * len(model.segments)
     ticks = tuple(max(1, clock.ticks(time_s * slowdown)) for time_s in model.times_at(batch))
     return Program(name, model.segments, no_fetches, ticks, no_fetches, model.exits if rates else (), rates)
@@ -213,9 +218,12 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
-    """Prepare models on an NPU, whose layers are programs of fetches and computes; models with exits are refused."""
+    """Prepare models on an NPU, whose layers are programs of fetches and computes; models with exits are refused.
+
+    cost: the name of a cost model.
+    """
     clock = Clock.of(npu)
-    _ticks(clock, workload.duration_s, "duration_s")
+    _ticks(clock, workload.duration_s, "duration_s")  # raises WorkloadError for a duration that the clock cannot hold
     programs: list[Program] = []
     terms, alone, peaks = [], [], []
     for stream in workload.stream:
@@ -226,20 +234,20 @@ def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
             )
         with _add_shape_advice(workload, stream):
             profiles = _profiles(stream, npu, cost, workload.folder)
-        peaks.append((stream.model, profiles[-1].peak_activation_bytes))
+        peaks.append((stream.model, profiles[-1].peak_activation_bytes))  # at the largest batch
         lowered = [lower(profile, npu) for profile in profiles]
         terms.append(_terms(stream, len(programs), clock))
         alone.append(alone_ticks(lowered[0], clock.buffer) * clock.tick_s)
         programs += lowered
     check_activations(npu, peaks)
     setting = Setting(tuple(programs), clock.buffer, UNBOUNDED_ROUNDS)
-    return Case(workload, npu, clock, setting, setting, tuple(terms), tuple(alone))
+    return Case(workload, npu, clock, setting, at_exits=setting, terms=tuple(terms), alone_s=tuple(alone))
 
 
 def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
     """Prepare models on a tiled NPU, with whole layers, and with all layers between two exits as one."""
     clock = Clock.nanoseconds()
-    _ticks(clock, workload.duration_s, "duration_s")
+    _ticks(clock, workload.duration_s, "duration_s")  # raises WorkloadError for a duration that the clock cannot hold
     layered: list[Program] = []
     at_exits: list[Program] = []
     terms = []
@@ -264,8 +272,10 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
                     )
                 )
     alone = tuple(at_exits[term.programs].total_work * clock.tick_s for term in terms)
-    settings = [Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS) for programs in (layered, at_exits)]
-    return Case(workload, device, clock, settings[0], settings[1], tuple(terms), alone)
+    layer_setting, exit_setting = (
+        Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS) for programs in (layered, at_exits)
+    )
+    return Case(workload, device, clock, layer_setting, exit_setting, tuple(terms), alone)
 
 
 def estimates(policy: Policy) -> list[Sequence[int]]:
@@ -302,7 +312,10 @@ def _add_shape_advice(workload: Workload, stream: Stream) -> Iterator[None]:
 
 
 def _profiles(stream: Stream, npu: Npu, cost: str, folder: str) -> list[Profile]:
-    """Return the profiles of a stream at batch 1, 2, ...: from its files, or estimated for the NPU."""
+    """Return the profiles of a stream at batch 1, 2, ...: from its files, or estimated for the NPU.
+
+    cost: the name of a cost model. folder: of the workload, where relative paths start.
+    """
     if stream.profiles:
         profiles = [read_profile(Path(folder) / path) for path in stream.profiles[: stream.max_batch]]
         if len({len(profile.layers) for profile in profiles}) > 1:
@@ -344,6 +357,7 @@ def _resolve_name(stream: Stream, folder: str) -> str:
 
 
 def _terms(stream: Stream, programs: int, clock: Clock) -> Terms:
+    """Return a stream in ticks; *programs*: the index of its program at batch 1."""
     closed = stream.arrival == "closed"
     return Terms(
         programs=programs,

@@ -84,6 +84,7 @@ def applies(case: Case, policy: Policy) -> bool:
         return False
     if isinstance(case.device, Npu):
         return not any(program.exits for program in setting.programs)
+    # Without a memory channel nothing is woven: the loop only covers the failsafe, which runs batches in order.
     return not weaves or (policy.loop_options.failsafe and all(program.compute_bound for program in setting.programs))
 
 
@@ -99,11 +100,12 @@ def compile_loop() -> None:
     """Compile the loop now, unless it is in the cache on disk."""
     if request_loop.is_compiled():
         return
+    # A run of a microsecond: calling the loop compiles it.
     model = HostModel(segments=("all",), times_s={1: (1e-3,)})
     stream = Stream(model="any", rate=1, deadline_ms=10)
     workload = Workload(stream=(stream,), duration_s=1e-6, warmup_s=0.0)
     case = prepare(workload, Host(cores=1, lanes=1, models={"any": model}))
-    serve(case, Fifo(case.setting), "keep", None, False)
+    serve(case, Fifo(case.setting), "keep", seed=None, record=False)
 
 
 def compile_in_background() -> bool:
@@ -192,7 +194,8 @@ def _refresh_blocks(
 ) -> tuple[Ints, Ints]:
     """Return the remaining values of each stream, or its next block if none remain, and their bounds (``known``).
 
-    more: set to False for streams whose source has ended.
+    values, known: the blocks so far. sources: the further blocks of each stream. more: set to False for streams whose
+    source has ended.
     """
     remaining = []
     for stream, source in enumerate(sources):
@@ -228,13 +231,17 @@ def _lower_cached(
     device: Device,
     names: tuple[str, ...],
 ) -> tuple[k.Models, Ints]:
-    """Compute the arrays of ``lower_case``. batching: whether the policy batches and refills; names: models served."""
+    """Compute the arrays of ``lower_case``. batching: whether the policy batches and refills; names: models served.
+
+    precise: as of ``estimated``. requested: the terms before the policy reduces them.
+    """
     batches, refills = batching
     terms = np.zeros((len(requested), k.TERMS), np.int64)
     for row, term in zip(terms, requested, strict=True):
         max_batch = term.max_batch if batches else 1
         timeout = 0 if refills else term.timeout
-        row[: k.THINK + 1] = (term.programs, term.deadline, max_batch, timeout, 0, term.priority, term.think)
+        row[k.BASE], row[k.DEADLINE], row[k.MAX_BATCH] = term.programs, term.deadline, max_batch
+        row[k.TIMEOUT], row[k.STREAM_PRIORITY], row[k.THINK] = timeout, term.priority, term.think
     terms[:, k.HISTOGRAM_ROW] = range(len(terms))
     terms[:, k.EXITS] = [len(setting.programs[term.programs].exits) > 0 for term in requested]
     models = program_arrays(setting.programs, estimated(setting, precise=precise))
@@ -246,7 +253,8 @@ def _lower_cached(
     times = list(measured.hand_overs)
     for name, overheads, row in zip(names, measured.overheads, terms, strict=True):
         runs = device.model(name).spread
-        row[k.SPREAD :] = len(spread), len(runs), 0, len(times), len(overheads)
+        row[k.SPREAD], row[k.RUNS_MEASURED] = len(spread), len(runs)
+        row[k.FIRST_OVERHEAD], row[k.OVERHEAD_COUNT] = len(times), len(overheads)
         spread += [factor for run in runs for factor in run]
         times += overheads
     return models._replace(
@@ -295,7 +303,7 @@ def loop_rules(case: Case, policy: Policy, late: str, models: k.Models) -> k.Loo
 
 
 def policy_rules(policy: Policy, late: str) -> k.LoopRules:
-    """Return the constants of a policy, with placeholders for those of the device and the workload."""
+    """Return the constants of a policy and of a rule for late requests; placeholders for device and workload."""
     work, options = late_work(policy, late), policy.loop_options
     return k.LoopRules(
         device=k.NPU,
@@ -331,7 +339,8 @@ def _fresh_state(case: Case, policy: Policy, late: str, terms: Ints) -> k.LoopSt
     clients = max(1, *(term.clients for term in case.terms), 1)
     refilled = int(terms[0, k.MAX_BATCH]) * lanes if policy.traits.refills else 0
     places = max(most_batches(late_work(policy, late)), 2 * lanes, refilled)
-    state = fresh_state(streams, streams, lanes, places, int(terms[:, k.MAX_BATCH].max()), QUEUE_PLACES, clients)
+    largest_batch = int(terms[:, k.MAX_BATCH].max())
+    state = fresh_state(streams, streams, lanes, places, largest_batch, QUEUE_PLACES, clients)
     state.rings[:, k.RETURNING, k.LENGTH] = [term.clients for term in case.terms]
     state.returning[:] = 0
     before, peak = columns(MOST_ON_CHIP if npu else 1)

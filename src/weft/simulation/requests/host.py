@@ -28,14 +28,14 @@ DRAWS = 3
 def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
     """Return the lanes of a case's host, with measured durations and contention."""
     host, measured, ticks = host_of(case), measured_work(case.device, case.terms, names_of(case)), case.clock.ticks
-    places = draw_places(case, seed)
+    hand_over_place, *run_places = draw_places(case, seed)
     spreads = [host.model(name).spread for name in names_of(case)]
-    hand_overs = _cycle_from(places[0], measured.hand_overs)
+    hand_overs = _cycle_from(hand_over_place, measured.hand_overs)
 
     def work_of(candidate: Candidate) -> DrawnWork:
         ticks_alone = measured.work[candidate.program][candidate.layer]
         if spread := spreads[candidate.stream]:
-            run = (places[1 + candidate.stream] + candidate.query) % len(spread)
+            run = (run_places[candidate.stream] + candidate.query) % len(spread)
             ticks_alone *= spread[run][candidate.layer]
         return DrawnWork(next(hand_overs), max(1.0, ticks_alone))
 
@@ -55,7 +55,7 @@ def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
 
 def overheads(case: Case, seed: int | None) -> list[Iterator[int]]:
     """Return, for each stream, an endless iterator over the ticks that requests take besides their segments."""
-    places = draw_places(case, seed)[1 + len(case.terms) :]
+    places = draw_places(case, seed)[1 + len(case.terms) :]  # those in the overheads come last
     measured = measured_work(case.device, case.terms, names_of(case))
     return [_cycle_from(place, ticks) for place, ticks in zip(places, measured.overheads, strict=True)]
 
@@ -78,11 +78,13 @@ def measured_work(host: Device, terms: tuple[Terms, ...], names: tuple[str, ...]
     """Return the measurements of the streams' models; cached, since many runs of a plan share them."""
     assert isinstance(host, Host)
     clock = Clock.nanoseconds()
-    sizes = [(name, batch) for name, term in zip(names, terms, strict=True) for batch in range(1, term.max_batch + 1)]
+    programs = [
+        (name, batch) for name, term in zip(names, terms, strict=True) for batch in range(1, term.max_batch + 1)
+    ]
     numbers = {name: number for number, name in enumerate(host.models)}
     return MeasuredWork(
-        tuple(tuple(time_s / clock.tick_s for time_s in host.model(name).times_at(batch)) for name, batch in sizes),
-        tuple(numbers[name] for name, _ in sizes),
+        tuple(tuple(time_s / clock.tick_s for time_s in host.model(name).times_at(batch)) for name, batch in programs),
+        tuple(numbers[name] for name, _ in programs),
         tuple(clock.ticks(time_s) for time_s in host.hand_over_s),
         tuple(tuple(clock.ticks(time_s) for time_s in host.model(name).overhead_s) for name in names),
     )

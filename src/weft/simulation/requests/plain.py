@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.devices import Host, Npu
 from weft.devices.decoupled import LayerTimes
-from weft.engine.arrivals import Arrivals
+from weft.engine.arrivals import DROPPED, Arrivals
 from weft.engine.for_requests import RequestExecutor, request_engine
 from weft.engine.policies import Policy, Setting
 from weft.engine.policies.base import Candidate
@@ -57,7 +57,7 @@ def serve(
         end=case.clock.ticks(case.workload.duration_s),
         strict=late == "drop",
         leaves=[None if (blocks := case.leaves(i, setting, seed)) is None else _flatten(blocks) for i in streams],
-        sure=[case.confidences(index, setting, seed) for index in streams],
+        confidences=[case.confidences(index, setting, seed) for index in streams],
     )
     engine, source = request_engine(policy, feed, executor, estimates(policy), late=late)
     for index, term in enumerate(case.terms):
@@ -79,7 +79,10 @@ class _LimitedClients(Arrivals):
     def __init__(
         self, most_missed: Sequence[float], warm: int, terms: Sequence[Terms], *times: Any, **how: Any
     ) -> None:
-        """most_missed: for each stream, the deadlines that requests which arrive at *warm* or later may miss."""
+        """most_missed: for each stream, the deadlines that requests which arrive at *warm* or later may miss.
+
+        times, how: further arguments of ``Arrivals``.
+        """
         super().__init__(terms, *times, **how)
         self._misses_left, self._warm = list(most_missed), warm
 
@@ -115,12 +118,15 @@ def _make_tally(
     steps: int,
     overheads: Sequence[Iterator[int]],
 ) -> Tally:
-    """Count a run. steps: issued layers; overheads: overheads of each stream's requests (``_overheads``)."""
+    """Count a run from the answers of its *feed* (the clients) and the log of its executor.
+
+    deepest: longest queue by stream. steps: issued layers. overheads: of each stream's requests (``_overheads``).
+    """
     warm = case.clock.ticks(case.workload.warmup_s)
     counts, bins = _count_requests(case, feed, warm, overheads)
     for row, batches, depth in zip(counts, feed.batches(warm), deepest, strict=True):
         row[k.BATCHES], row[k.DEEPEST] = batches, depth
-    clocks = np.zeros(9, np.int64)
+    clocks = np.zeros(9, np.int64)  # CHANNEL to ANSWERED of ``LoopState.clocks``
     clocks[k.ARRAY] = max([times.compute_end for _, times in executor.log], default=0)
     clocks[k.FETCHED] = sum(head.fetch for head, _ in executor.log)
     clocks[k.COMPUTED] = _computed_ticks(case, executor)
@@ -139,7 +145,10 @@ def _make_tally(
 def _count_requests(
     case: Case, feed: Arrivals, warm: int, overheads: Sequence[Iterator[int]]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the counters of each stream for requests that arrived at *warm* or later, and the bins of latencies."""
+    """Return the counters of each stream for requests that arrived at *warm* or later, and the bins of latencies.
+
+    Parameters as of ``_make_tally``.
+    """
     counts = [[0] * 10 for _ in case.terms]
     bins: list[list[int]] = [[] for _ in case.terms]
     for stream, arrival, end, _ in feed.answers:
@@ -149,7 +158,7 @@ def _count_requests(
         row[k.ARRIVED] += 1
         if end < 0:
             row[k.VIOLATED] += 1
-            row[k.DROPPED if end == -1 else k.REFUSED] += 1
+            row[k.DROPPED if end == DROPPED else k.REFUSED] += 1
             continue
         latency = end - arrival + next(overheads[stream])
         row[k.COMPLETED] += 1

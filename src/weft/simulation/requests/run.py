@@ -86,7 +86,8 @@ def serve_requests(
     """
     check_late(late)
     setting = case.setting_of(policy_called(policy))
-    tally = plain.serve(case, make_request_policy(policy, setting, options), late, seed, None, executor(setting))
+    chooser = make_request_policy(policy, setting, options)
+    tally = plain.serve(case, chooser, late, seed, executor=executor(setting))
     return RequestRun(_report(case, policy, late, tally), tally, case.clock.tick_s)
 
 
@@ -94,10 +95,11 @@ def request_trace(case: Case, run: RequestRun) -> Trace:
     """Return the trace of a recorded run; a query of the trace is a batch."""
     setting = case.setting_of(policy_called(run.report.policy))
     stream, query, layer, program, *_ = run.tally.issues.T
+    times = run.tally.issues[:, 4:]  # start and end of fetch and compute, in ticks
     sizes = np.array([size for p in setting.programs for size in p.weight_bytes], np.int64)
     offsets = np.cumsum([0, *map(len, setting.programs)], dtype=np.int64)
     sizes = sizes[offsets[program] + layer]
-    fetch_start, fetch_end, compute_start, compute_end = (run.tally.issues[:, 4:] * run.tick_s).T.copy()
+    fetch_start, fetch_end, compute_start, compute_end = (times * run.tick_s).T.copy()
     models = tuple(spec.model for spec in case.workload.stream)
     names = tuple(setting.programs[term.programs].names for term in case.terms)
     settings = {
