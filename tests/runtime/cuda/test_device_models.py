@@ -131,9 +131,9 @@ class Camera(HostDevice):
         self.most -= 1
         return run
 
-    def plainly(self, run: Callable[[], None]) -> None:
+    def run_uncaptured(self, run: Callable[[], None]) -> None:
         self.calls += 1
-        super().plainly(run)
+        super().run_uncaptured(run)
 
 
 def test_what_cannot_be_captured_runs_by_calls_and_says_so(path: Path) -> None:

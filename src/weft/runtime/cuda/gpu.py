@@ -3,7 +3,7 @@
 Every lane has a stream, which is torch's current one on the lane's thread. Answers leave on another stream of the lane;
 inputs arrive on one that all lanes share. Sessions of ONNX Runtime are bound to a stream of their own, on which they
 are warmed up and captured; graphs are replayed on the streams of lanes, so that a model can be opened while others run.
-Models that run side by side each have such a stream, and scratch memory, of their own (``own``). What was captured on a
+Models that run side by side each have such a stream, and scratch memory, of their own (``model_view``). What was captured on a
 part of the GPU is replayed on the one stream of that part, in the order of the lane; nothing else runs there, because
 torch's events cannot be recorded on streams of parts.
 """
@@ -109,7 +109,7 @@ class Gpu:
         torch.cuda.set_device(index)
         self.index, self.name = index, torch.cuda.get_device_name(index)
         # Sessions share a stream and its scratch memory, so they run one by one: in captures and in uncaptured steps.
-        self.building = threading.RLock()
+        self.session_lock = threading.RLock()
         self._device = torch.device("cuda", index)
         self._inward = torch.cuda.Stream()
         """The stream for copies of inputs, of all lanes."""
@@ -120,7 +120,7 @@ class Gpu:
         self._cut: list[tuple[GpuCuts, list[Part], str]] = []
         """Empty until the GPU is partitioned; then one entry: sizes of the parts, the parts, and why there are none.
 
-        A list, so that all copies of this object (``own``) share the entry.
+        A list, so that all copies of this object (``model_view``) share the entry.
         """
         self._create_session_stream(torch.cuda.Stream())
 
@@ -130,12 +130,12 @@ class Gpu:
         part: the part that the stream belongs to; None: the whole GPU.
         """
         self._sessions, self._session_part = sessions, part
-        self._owned: dict[int, Gpu] = {}
+        self._part_views: dict[int, Gpu] = {}
         """Part -> the view of the GPU for the same model on that part."""
         self._pool = torch.cuda.graph_pool_handle()
         """Scratch memory of graphs that are replayed one at a time, so that all of them can use the same memory."""
         self._pool_user = torch.cuda.CUDAGraph()  # torch keeps the pool as long as a graph uses it
-        with self.building, torch.cuda.stream(sessions):
+        with self.session_lock, torch.cuda.stream(sessions):
             self._pool_user.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             torch.zeros(1, device=self._device)
             self._pool_user.capture_end()
@@ -156,7 +156,7 @@ class Gpu:
 
     def _cut_once(self) -> tuple[GpuCuts, list[Part], str]:
         """How the GPU is partitioned; the first call partitions it."""
-        with self.building:
+        with self.session_lock:
             if not self._cut:
                 self._cut.append(self._partition())
             return self._cut[0]
@@ -173,22 +173,22 @@ class Gpu:
             return GpuCuts(sms=sms), [], str(error).splitlines()[0]
         return cuts, [part for small, large in partitions for part in (large, small)], ""
 
-    def own(self, part: int = 0) -> Gpu:
+    def model_view(self, part: int = 0) -> Gpu:
         """A view with a session stream and scratch memory of its own; views of parts are created once."""
-        if part in self._owned:
-            return self._owned[part]
+        if part in self._part_views:
+            return self._part_views[part]
         self.memory()  # any call gives this thread a context, which the driver needs
         session_part = self._cut_once()[1][part - 1] if part else None
         handle = another_stream(session_part) if session_part else _new_stream()
         owned = copy(self)  # shares the lanes, the partition and the registered buffers
         owned._create_session_stream(torch.cuda.ExternalStream(handle, device=self._device), session_part)
         if part:
-            self._owned[part] = owned
+            self._part_views[part] = owned
         return owned
 
     def _streams(self, lane: int) -> _LaneStreams:
         """The streams of a lane, created when they are first used."""
-        with self.building:
+        with self.session_lock:
             if lane not in self._lanes:
                 self._lanes[lane] = _LaneStreams(self._new_compute_stream(lane), torch.cuda.Stream())
             return self._lanes[lane]
@@ -216,7 +216,7 @@ class Gpu:
     def fill(self, target: Tensor, array: Array) -> None:
         target.copy_(as_torch(np.array(array, order="C")))
 
-    def shared(self, tensor: Tensor) -> Any:
+    def as_ort_value(self, tensor: Tensor) -> Any:
         return ort.OrtValue.from_dlpack(tensor)
 
     def address(self, tensor: Tensor) -> int:
@@ -229,7 +229,7 @@ class Gpu:
     def clone(self, tensor: Tensor) -> Tensor:
         return tensor.clone()
 
-    def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
+    def concatenate_rows(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
         for tensor, _, _ in sources:  # they may have been made on another lane
             tensor.record_stream(torch.cuda.current_stream())
         picked = [source[:count] if rows is None else source[list(rows)] for source, rows, count in sources]
@@ -277,7 +277,7 @@ class Gpu:
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Warm up and capture the work of *run* on the session stream; raises if it cannot be replayed."""
-        with self.building, torch.cuda.stream(self._sessions):
+        with self.session_lock, torch.cuda.stream(self._sessions):
             for _ in range(_WARM_RUNS):
                 run()
             self._sessions.synchronize()
@@ -296,9 +296,9 @@ class Gpu:
     def kernels(self, captured: Callable[[], None]) -> int:
         return captured.kernels if isinstance(captured, _Replay) else 1
 
-    def plainly(self, run: Callable[[], None]) -> None:
+    def run_uncaptured(self, run: Callable[[], None]) -> None:
         """Run *run* on the session stream, after earlier work of the lane and before later work."""
-        with self.building:
+        with self.session_lock:
             compute = torch.cuda.current_stream()
             self._sessions.wait_stream(compute)
             with torch.cuda.stream(self._sessions):
@@ -306,7 +306,7 @@ class Gpu:
             compute.wait_stream(self._sessions)
 
     @contextmanager
-    def on(self, lane: int = 0) -> Iterator[None]:
+    def lane_context(self, lane: int = 0) -> Iterator[None]:
         """Make the streams of a lane the calling thread's, as a context."""
         previous = getattr(self._here, "streams", None), self.part
         with torch.cuda.device(self.index):
@@ -337,13 +337,13 @@ class Gpu:
             times_ms.append(began.elapsed_time(ended))
         return float(median(times_ms)) / 1e3
 
-    def took(self, memory: Array) -> None:
+    def register_buffer(self, memory: Array) -> None:
         """Register a buffer so that copies from it run beside computation; if that fails, copies only take longer."""
         address = int(memory.ctypes.data)
         if int(torch.cuda.cudart().cudaHostRegister(address, memory.nbytes, 0)) == 0:
             self._pinned.add(address)
 
-    def dropped(self, memory: Array) -> None:
+    def unregister_buffer(self, memory: Array) -> None:
         address = int(memory.ctypes.data)
         if address in self._pinned:
             self._inward.synchronize()

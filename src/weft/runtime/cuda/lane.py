@@ -37,9 +37,9 @@ class Launching(Protocol):
 class Moving(Protocol):
     """A model that can be evicted from the device and brought back."""
 
-    def leave(self) -> None: ...
+    def evict(self) -> None: ...
 
-    def come_back(self) -> None: ...
+    def restore(self) -> None: ...
 
 
 class DeviceRun(NamedTuple):
@@ -104,15 +104,15 @@ class CudaLane:
     def _bind_thread(self) -> None:
         """Bind the calling thread to the lane once: entering and leaving its stream takes as long as a step."""
         if not hasattr(self._threads, "context"):
-            self._threads.context = self._device.on(self._share)
+            self._threads.context = self._device.lane_context(self._share)
             self._threads.context.__enter__()
 
     def move(self, leaving: Sequence[Moving], coming: Moving) -> None:
         """Evict the models *leaving*, none of whose steps runs, and bring back *coming* before the next step."""
         self._bind_thread()
         for model in leaving:
-            model.leave()
-        coming.come_back()
+            model.evict()
+        coming.restore()
         self._returned = self._device.mark()
 
     def stop(self, step: int) -> None:
@@ -122,10 +122,10 @@ class CudaLane:
         """Do nothing: the device schedules its streams itself."""
 
     def register_buffer(self, memory: Any) -> None:
-        self._device.took(memory)
+        self._device.register_buffer(memory)
 
     def unregister_buffer(self, memory: Any) -> None:
-        self._device.dropped(memory)
+        self._device.unregister_buffer(memory)
 
     def close(self, patience_s: float | None = None) -> bool:
         self._flights.put(None)

@@ -23,13 +23,13 @@ LEAST_SPEED, MOST_SPEED = 0.01, 4.0
 def captured_on_parts(device: Device, rung: Rung) -> str:
     """Capture a batch size on every part of the device; returns why that failed, or an empty text."""
     try:
-        rung.add_parts([device.own(part) for part in range(1, len(device.cuts.parts) + 1)])
+        rung.add_parts([device.model_view(part) for part in range(1, len(device.cuts.parts) + 1)])
     except Exception as error:  # sessions, torch and drivers raise kinds of their own; the captures are optional
         return first_line(error)
     return ""
 
 
-def like_on(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> GpuLikeness:
+def measure_on_parts(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> GpuLikeness:
     """Measure a captured batch size on all parts: its speed relative to the whole device, and its time per kernel.
 
     *bandwidth*: of the device's memory, in bytes per second. The share of it that the model uses is estimated from the
@@ -60,7 +60,7 @@ class PartsBudget:
         return "a quarter of the free memory is taken" if taken > MEMORY_PART * self._free else ""
 
 
-def measured_likeness(
+def measure_likeness(
     device: Device, rungs: Sequence[Rung], weight_bytes: int, allowance: Allowance, remarks: list[str]
 ) -> dict[int, GpuLikeness]:
     """Rows of a batch size -> its measurements; sizes beyond the budget are left out, with the reason in *remarks*."""
@@ -78,7 +78,7 @@ def measured_likeness(
         if why:
             remarks.append(f"on parts of the device at {len(likenesses)} of {len(rungs)} batch sizes: {why}")
             break
-        likenesses[rung.rows] = like_on(device, rung, weight_bytes, bandwidth)
+        likenesses[rung.rows] = measure_on_parts(device, rung, weight_bytes, bandwidth)
     return likenesses
 
 

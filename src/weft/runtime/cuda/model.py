@@ -12,7 +12,7 @@ from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step
 from weft.runtime.cuda.device import AlreadyReached, Device, Movable, Tensor, as_array
 from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.rung import DeviceValues, Rung
-from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose
+from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, UncapturedTensors
 from weft.runtime.exits import join, keep
 from weft.runtime.facets import ModelResidency, ModelShares
 from weft.runtime.onnxruntime_cpu.model import Blueprint, BlueprintModel, CpuModel, live_after
@@ -27,10 +27,10 @@ def ladder(max_batch: int) -> list[int]:
     return sizes if max_batch == 1 else [*sizes, max_batch]
 
 
-class LooseValues(NamedTuple):
+class UncapturedValues(NamedTuple):
     """Values of a batch of other shapes than those that were captured."""
 
-    values: Loose
+    values: UncapturedTensors
     rows: int
 
 
@@ -84,35 +84,35 @@ class DeviceModel(BlueprintModel):
 
     def rest(self) -> None:
         """Evict the model, and measure how long it takes to bring it back; updates ``residency``."""
-        with self._device.on():
-            self.leave()
+        with self._device.lane_context():
+            self.evict()
             began_s = time.perf_counter()
-            self.come_back()
+            self.restore()
             self._device.finish()
             return_s = time.perf_counter() - began_s
-            self.leave()
+            self.evict()
         moving_bytes = sum(memory.byte_size for memory in self._memories())
         staying_bytes = max(0, self.residency.memory_bytes - moving_bytes)
         self.residency = ModelResidency(staying_bytes, moving_bytes, return_s)
 
-    def leave(self) -> None:
+    def evict(self) -> None:
         """Evict the weights and the memory of the rungs; no step of the model may be running."""
         with self._memory_lock:
-            self._evict()
+            self._evict_memories()
 
-    def _evict(self) -> None:
+    def _evict_memories(self) -> None:
         self._in_memory = False
         for memory in self._memories():
-            memory.leave()
+            memory.evict()
 
-    def come_back(self) -> None:
+    def restore(self) -> None:
         """Bring all memory back before work that starts later; if that fails, all memory is evicted again."""
         with self._memory_lock:
             try:
                 for memory in self._memories():
-                    memory.come_back()
+                    memory.restore()
             except BaseException:
-                self._evict()
+                self._evict_memories()
                 raise
             self._in_memory = True
 
@@ -140,8 +140,8 @@ class DeviceModel(BlueprintModel):
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         """Start a segment on *parts*, which are computed as one batch."""
         rung = self._rung_for(parts) if segment == 0 else None
-        if (segment == 0 and rung is None) or any(isinstance(part.values, LooseValues) for part in parts):
-            return self._run_loose(segment, parts)
+        if (segment == 0 and rung is None) or any(isinstance(part.values, UncapturedValues) for part in parts):
+            return self._run_uncaptured(segment, parts)
         values = self._enter_inputs(rung, parts) if rung is not None else self._gather(segment, parts)
         return self._compute_segment(segment, values)
 
@@ -180,11 +180,11 @@ class DeviceModel(BlueprintModel):
         consumed: batches whose values may be overwritten.
         """
         rung = values.rung
-        rung.secure(name, consumed)
+        rung.copy_before_overwrite(name, consumed)
         target, source = rung.tensors[name], rung.rows_of(tensor, values.rows)
         self._device.copy(rung.rows_of(target, values.rows), source)
         values.tensors[name] = target
-        rung.own(name, values)
+        rung.set_owner(name, values)
 
     def _gather(self, segment: int, parts: list[BatchPart]) -> DeviceValues:
         """The values of all samples that continue as one batch; inputs of the segment are in the memory of its rung."""
@@ -207,7 +207,7 @@ class DeviceModel(BlueprintModel):
         values = DeviceValues(rung, rows, {})
         for name in batches[0].tensors:
             sources = [(batch.tensors[name], part.rows, batch.rows) for batch, part in pairs]
-            values.tensors[name] = self._device.taken(sources)
+            values.tensors[name] = self._device.concatenate_rows(sources)
         for name in read_names:
             self._copy_to_rung(values, name, values.tensors[name], batches)
         return values
@@ -216,7 +216,7 @@ class DeviceModel(BlueprintModel):
         """Start a segment on values in the memory of their rung; returns the values that later segments need."""
         rung = values.rung
         for name in self._device_segments[segment].spec.outputs:
-            rung.secure(name, (values,))
+            rung.copy_before_overwrite(name, (values,))
         rung.run(segment)
         outputs = {name: rung.tensors[name] for name in self._device_segments[segment].spec.outputs}
         live = {name: outputs[name] if name in outputs else values.tensors[name] for name in self._live_names[segment]}
@@ -225,7 +225,7 @@ class DeviceModel(BlueprintModel):
         next_values = values.onward(live)
         for name, tensor in live.items():
             if tensor is rung.tensors[name]:
-                rung.own(name, next_values)
+                rung.set_owner(name, next_values)
         exit_name = self._exit_at.get(segment)
         return StepOutput(
             next_values, {} if exit_name is None else {exit_name: self._answer(rung, live[exit_name], values.rows)}
@@ -241,32 +241,34 @@ class DeviceModel(BlueprintModel):
 
     # Other shapes
 
-    def _run_loose(self, segment: int, parts: list[BatchPart]) -> StepOutput:
+    def _run_uncaptured(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         """Run a segment by calls, as its shapes were not captured as a graph, and wait for it."""
-        values = dict(self._loose_values(segment, parts))
+        values = dict(self._uncaptured_values(segment, parts))
         runner = self._device_segments[segment]
-        self._device.plainly(lambda: values.update(runner.run_loose(values)))
+        self._device.run_uncaptured(lambda: values.update(runner.run_uncaptured(values)))
         self._device.finish()
-        rows = sum(part.values.rows if isinstance(part.values, LooseValues) else self._rows_in(part) for part in parts)
+        rows = sum(
+            part.values.rows if isinstance(part.values, UncapturedValues) else self._rows_in(part) for part in parts
+        )
         if segment == len(self.segments) - 1:
-            return StepOutput({}, {spec.name: runner.array(values[spec.name]) for spec in self.outputs})
+            return StepOutput({}, {spec.name: runner.to_array(values[spec.name]) for spec in self.outputs})
         exit_name = self._exit_at.get(segment)
-        next_values = LooseValues({name: values[name] for name in self._live_names[segment]}, rows)
-        return StepOutput(next_values, {} if exit_name is None else {exit_name: runner.array(values[exit_name])})
+        next_values = UncapturedValues({name: values[name] for name in self._live_names[segment]}, rows)
+        return StepOutput(next_values, {} if exit_name is None else {exit_name: runner.to_array(values[exit_name])})
 
-    def _loose_values(self, segment: int, parts: list[BatchPart]) -> Mapping[str, Any]:
-        """The values of all rows that continue, in the form that ``run_loose`` takes."""
+    def _uncaptured_values(self, segment: int, parts: list[BatchPart]) -> Mapping[str, Any]:
+        """The values of all rows that continue, in the form that ``run_uncaptured`` takes."""
         if segment and len(parts) == 1 and parts[0].rows is None:
             loose: Mapping[str, Any] = parts[0].values.values
             return loose
         arrays = [self._as_arrays(part.values) for part in parts]
         selected = [a if part.rows is None else keep(a, part.rows, {}) for a, part in zip(arrays, parts, strict=True)]
-        return self._device_segments[segment].loose(join(selected, {}))
+        return self._device_segments[segment].from_arrays(join(selected, {}))
 
     def _as_arrays(self, values: Any) -> dict[str, Any]:
         """Values of any kind as arrays on the host."""
-        if isinstance(values, LooseValues):
-            return {name: self._device_segments[0].array(value) for name, value in values.values.items()}
+        if isinstance(values, UncapturedValues):
+            return {name: self._device_segments[0].to_array(value) for name, value in values.values.items()}
         if isinstance(values, DeviceValues):
             arrays = {name: self._answer(values.rung, tensor, values.rows) for name, tensor in values.tensors.items()}
             self._device.finish()

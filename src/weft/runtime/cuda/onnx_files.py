@@ -74,7 +74,7 @@ class OnnxFile:
         """Read, cut, capture and measure the model as the device will serve it."""
         free_bytes = self.device.memory()[0]
         blueprint, expected, host_graph = self._read_meaning()
-        preparation = self.workshop(blueprint)
+        preparation = self.choose_preparation(blueprint)
         own_kernels = preparation.model is not self  # a tool's own kernels compute every row by itself
         verdict = Verdict(None) if own_kernels else self._judge_rows(blueprint, host_graph)
         return preparation.built(blueprint, verdict, expected, free_bytes)
@@ -86,14 +86,14 @@ class OnnxFile:
         free_bytes = self.device.memory()[0]
         return open_pieces(self.device, blueprint, self.folder).assembled(free_bytes)
 
-    def workshop(self, blueprint: Blueprint) -> ModelPreparation:
+    def choose_preparation(self, blueprint: Blueprint) -> ModelPreparation:
         """The preparation of the model, which decides how it is run; tools for a kind of ONNX file override this."""
-        preparation = self.onnx_workshop(blueprint)
+        preparation = self.onnx_preparation(blueprint)
         if blueprint.tasks:
             preparation.remarks.append(f"not in the form fused: {NO_TOOL}")
         return preparation
 
-    def onnx_workshop(self, blueprint: Blueprint) -> ModelPreparation:
+    def onnx_preparation(self, blueprint: Blueprint) -> ModelPreparation:
         """The preparation of the model to run in ONNX Runtime: optimises its graph and observes its tensors."""
         self.graph = self._optimise()
         exit_cuts = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
@@ -198,10 +198,10 @@ class OnnxFile:
         """Replace the graph and the tensors of a stitched model by those for one row of each task."""
         weights_outside(self.graph, self.folder)
         self.rounds = RoundGraphs(self.graph, partial(self._run_rows, blueprint))
-        self.graph = self.rounds.at(1)
+        self.graph = self.rounds.graph_for(1)
         self.tensors = self._observe_tensors(blueprint)
-        self.tensors |= self.rounds.even(self.tensors)
-        self.graph = self.rounds.at(1)  # now without Concats of different sizes
+        self.tensors |= self.rounds.plan_concat_padding(self.tensors)
+        self.graph = self.rounds.graph_for(1)  # now without Concats of different sizes
 
     def _run_rows(self, blueprint: Blueprint, model: OnnxModel, rows: int) -> Sequence[Array]:
         """Run *model*, a part of the graph, on random samples with *rows* rows of each task; returns its outputs."""
@@ -235,7 +235,7 @@ class OnnxFile:
         segments = self._write_pieces(self.graph, cuts)
         if self.rounds is not None:
             for rows in rung_sizes(blueprint)[1:]:
-                self._write_pieces(self.rounds.at(rows), cuts, rows)
+                self._write_pieces(self.rounds.graph_for(rows), cuts, rows)
         return blueprint.model_copy(update={"segments": segments})
 
     def _write_pieces(self, graph: OnnxModel, cuts: Sequence[int], rows: int = 1) -> tuple[SegmentSpec, ...]:

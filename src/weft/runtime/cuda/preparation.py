@@ -17,7 +17,7 @@ from weft.runtime import cutting
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda import node_costs
 from weft.runtime.cuda.device import Device, lacks_memory
-from weft.runtime.cuda.likeness import measured_likeness
+from weft.runtime.cuda.likeness import measure_likeness
 from weft.runtime.cuda.model import DeviceModel, ladder
 from weft.runtime.cuda.pieces import OpenPieces, random_batch, unseen
 from weft.runtime.cuda.precision import FP32, difference, remark
@@ -258,7 +258,7 @@ class ModelPreparation:
         """Measure each batch size on parts of the device, if the options ask for that."""
         if not self.options.shares:
             return {}
-        return measured_likeness(self.device, rungs, weight_bytes, self.allowance, self.remarks)
+        return measure_likeness(self.device, rungs, weight_bytes, self.allowance, self.remarks)
 
     def _check_answers(self, model: DeviceModel, wanted: dict[str, Array]) -> None:
         """Add a remark on how far results differ from *wanted*, those of the CPU; ``Unfit`` if they are wrong."""

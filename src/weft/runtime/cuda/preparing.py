@@ -22,7 +22,7 @@ from weft.runtime.cuda.model import DeviceModel, ModelOnHost
 from weft.runtime.cuda.model_files import DeviceFile, OpensDeviceFile
 from weft.runtime.cuda.precision import FP32
 from weft.runtime.cuda.preparation import Unfit
-from weft.runtime.cuda.rounds import like_by_rows
+from weft.runtime.cuda.rounds import likeness_by_rows
 from weft.runtime.facets import ModelShares
 from weft.runtime.metadata import CPU, kind_of
 from weft.runtime.onnxruntime_cpu import cache as caching
@@ -52,11 +52,11 @@ def prepare_on(
     if cache is not None:
         os.environ.setdefault("TRITON_CACHE_DIR", str(cache.absolute() / KERNELS))
     if options.shares:
-        with device.on():
-            device = device.own()
+        with device.lane_context():
+            device = device.model_view()
     model = _load_or_prepare(device, path, options, cache, learn=learn)
     if options.shares:
-        model.shares = ModelShares(like_by_rows(model.blueprint), device.cuts)
+        model.shares = ModelShares(likeness_by_rows(model.blueprint), device.cuts)
     return model
 
 
@@ -105,7 +105,7 @@ def _open_cached(
         return ModelOnHost(prepare(path, _host_options(options), cache, learn=False), blueprint.remarks[-1])
     if options.packages is not None:
         return _open_compiled(device, path, options, cache, entry_folder, blueprint)
-    with device.on():
+    with device.lane_context():
         file: DeviceFile = kind_of(path, CUDA).load()(device, path, options, entry_folder, Allowance())
         return file.reopened(blueprint)
 
@@ -117,7 +117,7 @@ def _open_compiled(
     from weft.runtime.cuda.torch_engine import compiled_model
 
     try:
-        with device.on():
+        with device.lane_context():
             return compiled_model(device, path, options, blueprint)
     except Exception as error:  # compiled code raises several unrelated kinds
         reason = first_line(error)
@@ -148,7 +148,7 @@ def _prepare_file(
     kind, folder = kind_of(path, CUDA), caching.new_folder(cache)
     try:
         file = _open_file(kind, device, path, options, folder, allowance, learn=learn)
-        with device.on():
+        with device.lane_context():
             model = file.built()
         file.clear(model.blueprint)
         if entry_folder is not None:

@@ -58,7 +58,7 @@ class RoundGraphs:
         self._concat_pads: dict[str, list[list[int]]] = {}
         """Output of a Concat of different sizes -> the padding of each input, before and behind for each axis."""
 
-    def at(self, rows: int) -> OnnxModel:
+    def graph_for(self, rows: int) -> OnnxModel:
         """The graph for *rows* rows of each task."""
         model = copied(self._model)
         graph, names = model.graph, {name: f"{name}@{rows}" for name in self._row_constants}
@@ -76,13 +76,13 @@ class RoundGraphs:
             self._values[rows] = self._run(_submodel(self._model, names), rows) if names else ()
         return self._values[rows]
 
-    def even(self, tensors: Mapping[str, SeenTensor]) -> dict[str, SeenTensor]:
+    def plan_concat_padding(self, tensors: Mapping[str, SeenTensor]) -> dict[str, SeenTensor]:
         """Pad the inputs of Concats with different sizes in all graphs from now on; returns the padded tensors by name.
 
         tensors: seen in a run with one row of each task.
         """
         padded: dict[str, SeenTensor] = {}
-        for node in self.at(1).graph.node if opsets(self._model).get("", 0) >= _PAD_SINCE else ():
+        for node in self.graph_for(1).graph.node if opsets(self._model).get("", 0) >= _PAD_SINCE else ():
             if node.op_type == "Concat" and (pads := _concat_padding(node, tensors)):
                 self._concat_pads[node.output[0]] = pads
                 padded |= dict.fromkeys(_padded_names(node), tensors[node.output[0]])

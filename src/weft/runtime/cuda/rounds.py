@@ -83,7 +83,7 @@ def round_times(by_size: Mapping[int, Times], max_batch: int, tasks: int) -> dic
     return {rows: times[busiest(rows, tasks)] for rows in range(1, max_batch + 1)}
 
 
-def like_by_rows(blueprint: Blueprint) -> dict[int, GpuLikeness]:
+def likeness_by_rows(blueprint: Blueprint) -> dict[int, GpuLikeness]:
     """Rows of a batch -> measurements on parts of the device, those of the captured size that computes such a batch."""
     sizes, tasks = rung_sizes(blueprint), len(blueprint.tasks)
     captured = {
@@ -125,9 +125,9 @@ class StitchedDeviceModel(DeviceModel):
         tensors = self._rungs[0].tensors
         return {spec.name: _no_rows(tensors[spec.name].shape, spec.datatype) for spec in self.outputs}
 
-    def come_back(self) -> None:
+    def restore(self) -> None:
         """Bring all memory back, and clear the inputs, because padding rows must hold valid numbers."""
-        super().come_back()
+        super().restore()
         for rung in self._rungs:
             rung.clear([spec.name for spec in self.inputs])
 
@@ -173,7 +173,7 @@ class StitchedDeviceModel(DeviceModel):
         inputs = {spec.name: rung.tensors[spec.name] for spec in self.inputs}
         values = RoundValues(rung, inputs, {name: tensor.shape[0] for name, tensor in tensors.items()})
         for name, tensor in tensors.items():
-            rung.secure(name)
+            rung.copy_before_overwrite(name)
             self._device.copy(inputs[name][: tensor.shape[0]], tensor)
         return values
 
@@ -193,7 +193,7 @@ class StitchedDeviceModel(DeviceModel):
         for group in _group_by_kind(rows):
             first, *others = [piece for pieces in group.values() for piece in pieces]
             if others:
-                first = self._device.taken([(piece, None, piece.shape[0]) for piece in (first, *others)])
+                first = self._device.concatenate_rows([(piece, None, piece.shape[0]) for piece in (first, *others)])
             answers |= _split_rows(self._device.copy_out(first), group)
         return answers
 

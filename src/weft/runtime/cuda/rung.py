@@ -4,7 +4,7 @@ Where lanes are parts of the device, segments are captured once more for each pa
 lane without such captures uses those of the whole device.
 
 A rung also computes smaller batches, with padding rows. A rung has one memory, so a second batch overwrites the values
-of the first; ``secure`` copies those that are still needed.
+of the first; ``copy_before_overwrite`` copies those that are still needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from math import prod
 
 from weft.models.element_types import numpy_dtype
-from weft.runtime.cuda.device import Device, Tensor, places
+from weft.runtime.cuda.device import Device, Tensor, aligned_offsets
 from weft.runtime.cuda.segments import DeviceSegment, Runnable
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
@@ -58,24 +58,24 @@ class Rung:
         """Sessions and their bindings, kept because captured graphs use their memory."""
         self._segments = segments
         # Sessions of its own: a session that meets other shapes would invalidate its captures.
-        instances = [segment.again(device) for segment in segments]
+        instances = [segment.new_instance(device) for segment in segments]
         self._allocate(instances, feed)
         self._runs = {WHOLE: [self._capture_or_run(index, segment) for index, segment in enumerate(instances)]}
         """Part -> for each segment, the function that runs it on that part."""
 
     def _allocate(self, segments: Sequence[DeviceSegment], feed: Mapping[str, Array]) -> None:
         """Run once to learn the shapes, and allocate memory for them."""
-        device, values = self._device, segments[0].loose(feed)
-        layouts = segments[0].seen(values, list(feed))  # tensor -> its shape and ONNX element type
+        device, values = self._device, segments[0].from_arrays(feed)
+        layouts = segments[0].layouts(values, list(feed))  # tensor -> its shape and ONNX element type
 
         def run() -> None:
             for segment in segments:
-                values.update(segment.run_loose(values))
-                layouts.update(segment.seen(values, segment.spec.outputs))
+                values.update(segment.run_uncaptured(values))
+                layouts.update(segment.layouts(values, segment.spec.outputs))
 
-        device.plainly(run)
+        device.run_uncaptured(run)
         device.finish()
-        offsets, size = places([prod(shape) * numpy_dtype(kind).itemsize for shape, kind in layouts.values()])
+        offsets, size = aligned_offsets([prod(shape) * numpy_dtype(kind).itemsize for shape, kind in layouts.values()])
         self.memory = device.movable(size, kept=False)
         for (name, (shape, kind)), offset in zip(layouts.items(), offsets, strict=True):
             self.types[name], self.tensors[name] = kind, self.memory.tensor(offset, shape, kind)
@@ -89,14 +89,14 @@ class Rung:
             return self._capture(segment, self._device)
         except Exception as error:  # a segment that cannot be captured is run without a graph
             self.uncaptured[index] = first_line(error)
-            bound = segment.bound(self.tensors, self.types)
-            return lambda: self._device.plainly(bound.run)
+            bound = segment.bind(self.tensors, self.types)
+            return lambda: self._device.run_uncaptured(bound.run)
 
     def _capture(self, segment: DeviceSegment, device: Device) -> Callable[[], None]:
         """Capture a segment; returns the function that replays it."""
-        bound = segment.bound(self.tensors, self.types)
+        bound = segment.bind(self.tensors, self.types)
         if segment.copies:
-            bound = segment.fixed(self.tensors, self.types).bound(self.tensors, self.types)
+            bound = segment.specialised(self.tensors, self.types).bind(self.tensors, self.types)
         replay = device.capture(bound.run)
         self._bound.append(bound)
         return replay
@@ -107,7 +107,7 @@ class Rung:
         try:
             for part, device in enumerate(parts, 1):
                 part_runs[part] = [
-                    whole[index] if index in self.uncaptured else self._capture(segment.again(device), device)
+                    whole[index] if index in self.uncaptured else self._capture(segment.new_instance(device), device)
                     for index, segment in enumerate(self._segments)
                 ]
         except BaseException:
@@ -136,14 +136,14 @@ class Rung:
 
     def timed(self, segment: int, part: int = 0) -> float:
         """Seconds of a segment, on the whole device or on a part with captures."""
-        with self._device.on(self._device.cuts.lane_of(part)) if part else nullcontext():
+        with self._device.lane_context(self._device.cuts.lane_of(part)) if part else nullcontext():
             return self._device.timed(self._runs[part][segment])
 
     def rows_of(self, tensor: Tensor, rows: int) -> Tensor:
         """The first rows of a tensor, if it has rows."""
         return tensor[:rows] if self.batched else tensor
 
-    def secure(self, name: str, consumed: Collection[DeviceValues] = ()) -> None:
+    def copy_before_overwrite(self, name: str, consumed: Collection[DeviceValues] = ()) -> None:
         """Copy the tensor *name* for the batch that still needs it, because it will be overwritten.
 
         consumed: values that the next step takes, and that are not needed after it.
@@ -153,7 +153,7 @@ class Rung:
         if values is not None and values not in consumed and values.tensors.get(name) is self.tensors[name]:
             values.tensors[name] = self._device.clone(self.tensors[name])
 
-    def own(self, name: str, values: DeviceValues) -> None:
+    def set_owner(self, name: str, values: DeviceValues) -> None:
         """Record that the content of the tensor *name* now belongs to *values*."""
         self._owners[name] = weakref.ref(values)
 

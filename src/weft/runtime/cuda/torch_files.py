@@ -19,7 +19,7 @@ from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.pieces import OpenPieces, random_batch, unseen
 from weft.runtime.cuda.preparation import LARGEST_UNASKED, ModelPreparation
-from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose, Runnable, StillCopies
+from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Runnable, StillCopies, UncapturedTensors
 from weft.runtime.cuda.torch_program import DATATYPES, ProgramTensor, TorchProgram, read_program
 from weft.runtime.cuda.torch_types import NUMBERED, PRECISIONS, as_torch
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
@@ -78,18 +78,18 @@ class ProgramSegment:
     def open(self) -> None:
         """Do nothing: the whole file was read."""
 
-    def again(self, device: Device) -> DeviceSegment:
+    def new_instance(self, device: Device) -> DeviceSegment:
         return self
 
-    def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
+    def specialised(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
         raise StillCopies("torch decides where it computes")
 
-    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
+    def bind(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
         sources = {name: self._view(name, tensors[name]) for name in self.spec.inputs}
         targets = {name: self._view(name, tensors[name]) for name in self.spec.outputs}
-        return self._bind(sources, targets)
+        return self._bind_views(sources, targets)
 
-    def _bind(self, sources: Mapping[str, Any], targets: Mapping[str, Any]) -> Runnable:
+    def _bind_views(self, sources: Mapping[str, Any], targets: Mapping[str, Any]) -> Runnable:
         return _BoundProgram(self._program, self._piece, sources, targets)
 
     def _view(self, name: str, tensor: Tensor) -> Any:
@@ -100,18 +100,18 @@ class ProgramSegment:
         rows, channels, height, width = value.shape
         return value.view(rows, height, width, channels).permute(0, 3, 1, 2)
 
-    def loose(self, arrays: Mapping[str, Array]) -> Loose:
+    def from_arrays(self, arrays: Mapping[str, Array]) -> UncapturedTensors:
         device = self._program.device
         return {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}
 
-    def run_loose(self, values: Mapping[str, Any]) -> Loose:
+    def run_uncaptured(self, values: Mapping[str, Any]) -> UncapturedTensors:
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return self._program.run(self._piece, values)
 
-    def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
+    def layouts(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
         return {name: (tuple(values[name].shape), numbered(values[name])) for name in names}
 
-    def array(self, value: Any) -> Array:
+    def to_array(self, value: Any) -> Array:
         array: Array = value.float().cpu().numpy() if value.dtype == torch.bfloat16 else value.cpu().numpy()
         return array
 
@@ -123,7 +123,7 @@ def _place_weights(program: TorchProgram, device: Device) -> DeviceWeights:
     shapes = {name: tuple(weight.shape) for name, weight in placed.items()}
     # Memory in the order that convolutions want, seen in torch's order of axes.
     shapes |= {name: tuple(placed[name].permute(0, 2, 3, 1).shape) for name in channels_last}
-    tensors = weights.room([(shapes[name], numbered(weight)) for name, weight in placed.items()]) if placed else []
+    tensors = weights.allocate([(shapes[name], numbered(weight)) for name, weight in placed.items()]) if placed else []
     for name, tensor in zip(placed, tensors, strict=True):
         target = as_torch(tensor).permute(0, 3, 1, 2) if name in channels_last else as_torch(tensor)
         target.copy_(placed[name])
@@ -133,7 +133,7 @@ def _place_weights(program: TorchProgram, device: Device) -> DeviceWeights:
     return weights
 
 
-def where(device: Device) -> str:
+def torch_device_name(device: Device) -> str:
     """Torch's name of a device."""
     return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
 
@@ -200,7 +200,7 @@ class ProgramFile:
 
     def _move_to_device(self, exported: Any, feed: Mapping[str, Array]) -> None:
         """Move the program to the device, and observe the tensors between its nodes."""
-        self.program = TorchProgram(exported, where(self.device), PRECISIONS[self.options.precision])
+        self.program = TorchProgram(exported, torch_device_name(self.device), PRECISIONS[self.options.precision])
         self.weights = _place_weights(self.program, self.device)
         tensors = {name: torch.from_numpy(array).to(self.program.device) for name, array in feed.items()}
         try:

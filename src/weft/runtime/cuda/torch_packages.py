@@ -14,8 +14,8 @@ from weft.base.errors import ModelError
 from weft.models.element_types import ElementType
 from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.packages import WEIGHTS, Manifest, StoredWeight
-from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose, Runnable, StillCopies
-from weft.runtime.cuda.torch_files import numbered, where
+from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Runnable, StillCopies, UncapturedTensors
+from weft.runtime.cuda.torch_files import numbered, torch_device_name
 from weft.runtime.cuda.torch_types import TYPES, as_torch
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.tensors import Array
@@ -77,7 +77,7 @@ class PackagedSegment:
         """The weights in memory of the device that can be evicted, by digest."""
         stored, content = self._manifest.weights, _map_file(self._folder / WEIGHTS)
         sizes = {digest: _bytes_of(weight) for digest, weight in stored.items()}
-        tensors = self.weights.room([((size,), ElementType.UINT8) for size in sizes.values()]) if sizes else []
+        tensors = self.weights.allocate([((size,), ElementType.UINT8) for size in sizes.values()]) if sizes else []
         weights = {}
         for (digest, weight), tensor in zip(stored.items(), tensors, strict=True):
             self._device.fill(tensor, np.array(content[weight.offset : weight.offset + sizes[digest]]))
@@ -108,37 +108,37 @@ class PackagedSegment:
         if self._converted is None:
             raise ModelError(f"it is not compiled for inputs of {', '.join(map(str, map(list, key)))}")
         if self._module[0] != key:
-            self._module = key, self._converted(shapes).to(where(self._device))
+            self._module = key, self._converted(shapes).to(torch_device_name(self._device))
         module = self._module[1]
         return lambda inputs: tuple(module(*inputs))
 
     def open(self) -> None:
         """Do nothing: packages are loaded when they are added."""
 
-    def again(self, device: Device) -> DeviceSegment:
+    def new_instance(self, device: Device) -> DeviceSegment:
         return self
 
-    def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
+    def specialised(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
         raise StillCopies("the compiler decides where it computes")
 
-    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
+    def bind(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
         sources = [as_torch(tensors[name]) for name in self.spec.inputs]
         targets = [as_torch(tensors[name]) for name in self.spec.outputs]
         return _BoundPackage(self._package(tensors), sources, targets)
 
-    def loose(self, arrays: Mapping[str, Array]) -> Loose:
-        device = where(self._device)
+    def from_arrays(self, arrays: Mapping[str, Array]) -> UncapturedTensors:
+        device = torch_device_name(self._device)
         return {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
 
-    def run_loose(self, values: Mapping[str, Any]) -> Loose:
+    def run_uncaptured(self, values: Mapping[str, Any]) -> UncapturedTensors:
         with torch.inference_mode(), float32_is_float32():
             results = self._package(values)([values[name] for name in self.spec.inputs])
         return dict(zip(self.spec.outputs, results, strict=True))
 
-    def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
+    def layouts(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
         return {name: (tuple(values[name].shape), numbered(values[name])) for name in names}
 
-    def array(self, value: Any) -> Array:
+    def to_array(self, value: Any) -> Array:
         array: Array = value.cpu().numpy()
         return array
 

@@ -107,7 +107,7 @@ class IsolatingBackend(BackendDefaults):
     """Opens models in this process, or where their options name a group, in the workers of that group."""
 
     isolates = True
-    kept_as: str | None = None
+    cache_name: str | None = None
     """The name of the part of the cache that its groups share; None: every group has a part of its own."""
 
     def __init__(self, inner: CpuBackend, limits: WorkerLimits | None = None, engine: str = CPU) -> None:
@@ -200,7 +200,7 @@ class IsolatingBackend(BackendDefaults):
                 resources = GroupResources(
                     self.now, self._spawner, self._template, self._carrier, self._kill_timer.watch
                 )
-                group = self._groups[name] = WorkerGroup(name, self.limits, resources, cache, self.kept_as)
+                group = self._groups[name] = WorkerGroup(name, self.limits, resources, cache, self.cache_name)
             self._model_counts[group] = self._model_counts.get(group, 0) + 1
             return group
 

@@ -91,20 +91,20 @@ class DeviceBackend(IsolatingBackend):
         memory_bytes: int | None = None,
         *,
         label: str | None = None,
-        kept_as: str | None = None,
+        cache_name: str | None = None,
         number: int | None = None,
         packager: Packager | None = None,
     ) -> None:
         """memory_bytes: how much of the device's memory all models may hold.
 
-        label: the device's name in metrics; differs from *device* if the settings name the device twice. kept_as: its
+        label: the device's name in metrics; differs from *device* if the settings name the device twice. cache_name: its
         part of the cache. number: the device id in clients' shared-memory requests; None: clients cannot share its
         memory. packager: compiles models; None: the device has no compiled engine.
         """
         # No spare: it would need the memory of the device for the same models.
         device_limits = dataclasses.replace(limits, spare=False, device_memory_bytes=memory_bytes)
         super().__init__(CpuBackend(), device_limits, device)
-        self.device, self.label, self.kept_as, self._packager = device, label or device, kept_as, packager
+        self.device, self.label, self.cache_name, self._packager = device, label or device, cache_name, packager
         self.default_engine = packager.default if packager is not None else ONNXRUNTIME
         self._kind = device.partition(":")[0]
         self.labels = (self.label,)
@@ -232,7 +232,9 @@ class SeveralDevices(BackendDefaults):
         self.labels, all_names = _labels(names), ",".join(names)
         self._numbers = numbers or [None] * len(names)
         self._backends = [
-            DeviceBackend(name, limits, memory_bytes, label=label, kept_as=all_names, number=number, packager=packager)
+            DeviceBackend(
+                name, limits, memory_bytes, label=label, cache_name=all_names, number=number, packager=packager
+            )
             for name, label, number, packager in zip(
                 names, self.labels, self._numbers, packagers or repeat(None, len(names)), strict=True
             )

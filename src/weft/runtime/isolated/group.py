@@ -105,9 +105,14 @@ class WorkerGroup:
     """The worker and the spare of one group of models: starts, replaces and closes them."""
 
     def __init__(
-        self, name: str, limits: WorkerLimits, resources: GroupResources, cache: Path | None, kept_as: str | None = None
+        self,
+        name: str,
+        limits: WorkerLimits,
+        resources: GroupResources,
+        cache: Path | None,
+        cache_name: str | None = None,
     ) -> None:
-        """kept_as: the name of the group's part of the cache; None: *name*."""
+        """cache_name: the name of the group's part of the cache; None: *name*."""
         self.name, self.limits, self._resources = name, limits, resources
         self.now = resources.now
         self.counts = WorkerCounts(0, 0)
@@ -124,7 +129,7 @@ class WorkerGroup:
         self._closed = threading.Event()
         self._building: set[WorkerProcess] = set()
         """Processes that are neither worker nor spare: being started, learning, or retiring."""
-        self.folder, self._temporary = own_folder(kept_as or name, cache)
+        self.folder, self._temporary = own_folder(cache_name or name, cache)
         self._scratch = _scratch_in(self.folder)
         self._shared_folders = _shared_in(cache, limits.shared_cache)
 

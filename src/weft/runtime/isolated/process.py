@@ -291,7 +291,7 @@ class WorkerProcess:
         freed: Sequence[int] = ()
         try:
             if run.moves:
-                run.leaving = self.residency.bring(model, begins=step.segment == 0, lane=run.lane.index)
+                run.leaving = self.residency.make_room_for(model, begins=step.segment == 0, lane=run.lane.index)
             freed = self._pop_freed() if self._freed else ()
             # ``WorkerLane._run`` unpacks the head.
             head = ["run", run.number, model, step.segment, parts, step.rows, shared, freed]
@@ -590,7 +590,7 @@ class WorkerProcess:
             outputs.append(StepOutput(values, packets.restore(answers, report.source, copied=True)))
         run.model.check(run.step.segment, run.step.rows, outputs)
         if run.leaving is not None:
-            self.residency.came(run.model.number, run.leaving)
+            self.residency.confirm(run.model.number, run.leaving)
         return StepEnd(began, ended, outputs)
 
     def _handle_reply(self, key: int, result: Any, problem: Any) -> None:

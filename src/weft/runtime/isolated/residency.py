@@ -86,7 +86,7 @@ class Residency:
             with self._lock:
                 self._under_way[number] -= 1
 
-    def bring(self, number: int, *, begins: bool = True, lane: int = 0) -> list[int] | None:
+    def make_room_for(self, number: int, *, begins: bool = True, lane: int = 0) -> list[int] | None:
         """Choose the models to evict before a step of model *number* on *lane*, and record that the model returns.
 
         Returns None if the model is in memory. begins: the step is the first of its batch. Raises ``WorkerDied`` with
@@ -117,7 +117,7 @@ class Residency:
             return evicted
 
     def _mark_used(self, number: int, begins: bool) -> list[int] | None:
-        """Mark a model that is in memory as the most recently used; returns and raises as ``bring``."""
+        """Mark a model that is in memory as the most recently used; returns and raises as ``make_room_for``."""
         if number not in self._resident:
             return None
         if begins and self._claim != number and time.monotonic() < self._claimed_until_s:
@@ -153,7 +153,7 @@ class Residency:
             self._evicting_lane.pop(other, None)
 
     def unsent(self, number: int, evicted: list[int]) -> None:
-        """Undo ``bring`` for a step that could not be sent."""
+        """Undo ``make_room_for`` for a step that could not be sent."""
         with self._lock:
             self._forget_lanes(evicted)
             if number not in self._unconfirmed:  # such a model was counted as in memory before
@@ -163,7 +163,7 @@ class Residency:
                     self._resident[other] = None
                     self._resident.move_to_end(other, last=False)
 
-    def came(self, number: int, evicted: Sequence[int] = ()) -> None:
+    def confirm(self, number: int, evicted: Sequence[int] = ()) -> None:
         """Confirm that model *number* is in memory, and the *evicted* models are not: their step was computed."""
         with self._lock:
             self._forget_lanes(evicted)
