@@ -109,7 +109,7 @@ class EncoderModel(DeviceModel):
             for port, name in task.inputs.items()
         }
 
-    def rest(self) -> None:
+    def evict_and_time(self) -> None:
         """Do nothing: the weights stay on the device, because other versions of the file may use them."""
 
     def close(self) -> None:

@@ -293,11 +293,11 @@ class HostDevice:
     def __init__(self, cuts: GpuCuts = TWIN_CUTS, uncut: str = "") -> None:
         """cuts: how the twin can be partitioned. uncut: why it has no parts."""
         self.session_lock, self.cuts, self.uncut = threading.RLock(), cuts, uncut
-        self._here = threading.local()  # the part that a thread works for
+        self._thread_lane = threading.local()  # the part that a thread works for
 
     @property
     def part(self) -> int:
-        return getattr(self._here, "part", 0)
+        return getattr(self._thread_lane, "part", 0)
 
     def model_view(self, part: int = 0) -> Device:
         return self
@@ -357,11 +357,11 @@ class HostDevice:
 
     @contextmanager
     def lane_context(self, lane: int = 0) -> Iterator[None]:
-        previous_part, self._here.part = self.part, self.cuts.part_of(lane) if self.cuts.cuts else 0
+        previous_part, self._thread_lane.part = self.part, self.cuts.part_of(lane) if self.cuts.cuts else 0
         try:
             yield
         finally:
-            self._here.part = previous_part
+            self._thread_lane.part = previous_part
 
     def finish(self) -> None:
         """Do nothing: all work has ended."""

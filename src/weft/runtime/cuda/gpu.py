@@ -3,9 +3,9 @@
 Every lane has a stream, which is torch's current one on the lane's thread. Answers leave on another stream of the lane;
 inputs arrive on one that all lanes share. Sessions of ONNX Runtime are bound to a stream of their own, on which they
 are warmed up and captured; graphs are replayed on the streams of lanes, so that a model can be opened while others run.
-Models that run side by side each have such a stream, and scratch memory, of their own (``model_view``). What was captured on a
-part of the GPU is replayed on the one stream of that part, in the order of the lane; nothing else runs there, because
-torch's events cannot be recorded on streams of parts.
+Models that run side by side each have such a stream, and scratch memory, of their own (``model_view``). What was
+captured on a part of the GPU is replayed on the one stream of that part, in the order of the lane; nothing else runs
+there, because torch's events cannot be recorded on streams of parts.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class _Replay:
     """A captured graph, of the whole GPU or of a part; calling it replays it, after earlier work of the lane."""
 
     def __init__(self, graph: Any, part: Part | None, device: Any) -> None:
+        """part: where it was captured; None: on the whole GPU. device: torch's."""
         self._graph, self._part, self.kernels = graph, part, max(1, kernels_in(graph.raw_cuda_graph()))
         self._stream = torch.cuda.ExternalStream(part.streams[LOW], device=device) if part else None
 
@@ -115,29 +116,29 @@ class Gpu:
         """The stream for copies of inputs, of all lanes."""
         self._pinned = set[int]()
         """Addresses of registered host buffers."""
-        self._here = threading.local()  # the streams and the part of the lane that a thread works for
+        self._thread_lane = threading.local()  # the streams and the part of the lane that a thread works for
         self._lanes: dict[int, _LaneStreams] = {}
         self._cut: list[tuple[GpuCuts, list[Part], str]] = []
         """Empty until the GPU is partitioned; then one entry: sizes of the parts, the parts, and why there are none.
 
         A list, so that all copies of this object (``model_view``) share the entry.
         """
-        self._create_session_stream(torch.cuda.Stream())
+        self._use_session_stream(torch.cuda.Stream())
 
-    def _create_session_stream(self, sessions: Any, part: Part | None = None) -> None:
-        """Run sessions on the stream *sessions* from now on, and create scratch memory for it.
+    def _use_session_stream(self, stream: Any, part: Part | None = None) -> None:
+        """Run sessions on *stream* from now on, and create scratch memory for it.
 
         part: the part that the stream belongs to; None: the whole GPU.
         """
-        self._sessions, self._session_part = sessions, part
+        self._sessions, self._session_part = stream, part
         self._part_views: dict[int, Gpu] = {}
         """Part -> the view of the GPU for the same model on that part."""
         self._pool = torch.cuda.graph_pool_handle()
         """Scratch memory of graphs that are replayed one at a time, so that all of them can use the same memory."""
         self._pool_user = torch.cuda.CUDAGraph()  # torch keeps the pool as long as a graph uses it
-        with self.session_lock, torch.cuda.stream(sessions):
+        with self.session_lock, torch.cuda.stream(stream):
             self._pool_user.capture_begin(pool=self._pool, capture_error_mode="relaxed")
-            torch.zeros(1, device=self._device)
+            torch.zeros(1, device=self._device)  # a graph must have content
             self._pool_user.capture_end()
 
     # Shares
@@ -152,7 +153,7 @@ class Gpu:
 
     @property
     def part(self) -> int:
-        return getattr(self._here, "part", 0)
+        return getattr(self._thread_lane, "part", 0)
 
     def _cut_once(self) -> tuple[GpuCuts, list[Part], str]:
         """How the GPU is partitioned; the first call partitions it."""
@@ -171,17 +172,18 @@ class Gpu:
             cuts = GpuCuts(sms=sms, cuts=tuple((large.sms, small.sms) for small, large in partitions))
         except (NoPartitions, ValueError) as error:
             return GpuCuts(sms=sms), [], str(error).splitlines()[0]
+        # In the order of ``cuts.parts``: the larger side of each cut first.
         return cuts, [part for small, large in partitions for part in (large, small)], ""
 
     def model_view(self, part: int = 0) -> Gpu:
-        """A view with a session stream and scratch memory of its own; views of parts are created once."""
+        """A copy of this object with a session stream and scratch memory of its own; one copy for each part."""
         if part in self._part_views:
             return self._part_views[part]
         self.memory()  # any call gives this thread a context, which the driver needs
         session_part = self._cut_once()[1][part - 1] if part else None
         handle = another_stream(session_part) if session_part else _new_stream()
         owned = copy(self)  # shares the lanes, the partition and the registered buffers
-        owned._create_session_stream(torch.cuda.ExternalStream(handle, device=self._device), session_part)
+        owned._use_session_stream(torch.cuda.ExternalStream(handle, device=self._device), session_part)
         if part:
             self._part_views[part] = owned
         return owned
@@ -194,7 +196,8 @@ class Gpu:
             return self._lanes[lane]
 
     def _new_compute_stream(self, lane: int) -> Any:
-        """Create the compute stream of a lane; of the plain streams of a shared GPU, the last has high priority."""
+        """Create the compute stream of a lane; of the lanes that share the whole GPU, the last has high priority."""
+        # torch's numbers: -1 is high priority, 0 low.
         return torch.cuda.Stream(priority=-1 if lane and lane == self.cuts.streams else 0)
 
     # Sessions and memory
@@ -214,7 +217,7 @@ class Gpu:
         return GpuMovable(self._device, byte_size, self._inward, TYPES, kept=kept)
 
     def fill(self, target: Tensor, array: Array) -> None:
-        target.copy_(as_torch(np.array(array, order="C")))
+        target.copy_(as_torch(np.array(array, order="C")))  # a copy, as torch refuses arrays that are read-only
 
     def as_ort_value(self, tensor: Tensor) -> Any:
         return ort.OrtValue.from_dlpack(tensor)
@@ -242,7 +245,7 @@ class Gpu:
         with torch.cuda.stream(self._inward):
             target = torch.empty(shape, dtype=_type_of(first.dtype), device=self._device)
             first_row = 0
-            for array in arrays:
+            for array in arrays:  # a single array may have no axis of rows
                 part = target[first_row : first_row + array.shape[0]] if several else target
                 if isinstance(array, BorrowedTensor):
                     part.reshape(-1).view(torch.uint8).copy_(array.source, non_blocking=True)
@@ -263,7 +266,7 @@ class Gpu:
     def copy_out(self, tensor: Tensor) -> Array:
         """Start a copy to pinned host memory, on the lane's stream for answers."""
         snapshot = tensor.clone()  # the next batch may overwrite the tensor before it has been copied
-        outward = self._here.streams.outward
+        outward = self._thread_lane.streams.outward
         snapshot.record_stream(outward)
         outward.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(outward):
@@ -273,7 +276,7 @@ class Gpu:
         return array
 
     def mark(self, *, answers: bool = False) -> Mark:
-        return _Event(self._here.streams.outward if answers else torch.cuda.current_stream())
+        return _Event(self._thread_lane.streams.outward if answers else torch.cuda.current_stream())
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Warm up and capture the work of *run* on the session stream; raises if it cannot be replayed."""
@@ -308,15 +311,15 @@ class Gpu:
     @contextmanager
     def lane_context(self, lane: int = 0) -> Iterator[None]:
         """Make the streams of a lane the calling thread's, as a context."""
-        previous = getattr(self._here, "streams", None), self.part
+        previous = getattr(self._thread_lane, "streams", None), self.part
         with torch.cuda.device(self.index):
             streams = self._streams(lane)
-            self._here.streams, self._here.part = streams, self._part_of(lane)
+            self._thread_lane.streams, self._thread_lane.part = streams, self._part_of(lane)
             try:
                 with torch.cuda.stream(streams.compute), torch.inference_mode():
                     yield
             finally:
-                self._here.streams, self._here.part = previous
+                self._thread_lane.streams, self._thread_lane.part = previous
 
     def _part_of(self, lane: int) -> int:
         """The part of a lane; the first lane is the whole GPU and needs no partition."""

@@ -1,4 +1,7 @@
-"""A model on a device: picks the rung (captured batch size) of each batch, manages memory, and returns answers."""
+"""A model on a device: picks the rung (captured batch size) of each batch, manages memory, and returns answers.
+
+*Live* values are those that a later segment or an answer needs. Batches of shapes that were not captured run uncaptured.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from weft.runtime.tensors import Array
 
 
 def ladder(max_batch: int) -> list[int]:
-    """The batch sizes that are captured: powers of two, and *max_batch*; other batches use the next larger size."""
+    """The batch sizes that are captured: powers of two, and *max_batch*; other batches are padded to the next size."""
     sizes = [1]
     while 2 * sizes[-1] < max_batch:
         sizes.append(2 * sizes[-1])
@@ -47,11 +50,12 @@ class DeviceModel(BlueprintModel):
         weights: DeviceWeights,
         rungs: Sequence[Rung],
     ) -> None:
+        """sessions: its segments, in order. rungs: its captured batch sizes, ascending."""
         super().__init__(blueprint)
         self._device, self._device_segments, self._weights, self._rungs = device, list(sessions), weights, list(rungs)
         # Held while memory is evicted, brought back or freed, so that none of these happens half-way through another.
         self._memory_lock, self._in_memory = threading.Lock(), True
-        self._live_names = live_after(blueprint)  # of the values that are needed after each segment
+        self._live_names = live_after(blueprint)  # for each segment, the names of the values that are needed after it
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Start a step on a lane of the device; *here* has no effect."""
@@ -68,7 +72,7 @@ class DeviceModel(BlueprintModel):
         return launched.outputs[0].answers
 
     def uncaptured(self) -> dict[int, str]:
-        """Index of each segment that runs without a graph at some batch size -> the reason."""
+        """Index of each segment that could not be captured at some batch size -> the reason."""
         return {segment: why for rung in self._rungs for segment, why in rung.uncaptured.items()}
 
     def close(self) -> None:
@@ -76,14 +80,14 @@ class DeviceModel(BlueprintModel):
         with self._memory_lock:
             memories = self._memories()
             self._rungs, self._device_segments, self._weights = [], [], DeviceWeights(self._device)
-            gc.collect()
+            gc.collect()  # sessions and graphs that use the memory must be gone before it
             for memory in memories:
                 memory.close()
 
     # Eviction
 
-    def rest(self) -> None:
-        """Evict the model, and measure how long it takes to bring it back; updates ``residency``."""
+    def evict_and_time(self) -> None:
+        """Evict the model, and measure how long it takes to bring it back; sets ``residency``."""
         with self._device.lane_context():
             self.evict()
             began_s = time.perf_counter()
@@ -135,7 +139,8 @@ class DeviceModel(BlueprintModel):
         computed = self._device.mark()
         answered = self._device.mark(answers=True) if any(output.answers for output in outputs) else computed
         has_answers = step.segment == len(self.segments) - 1 or step.segment in self._exit_at
-        return Launched(outputs, computed, answered, not has_answers)
+        # After answers, the end is awaited: at an exit they decide which samples continue.
+        return Launched(outputs, computed, answered, onward=not has_answers)
 
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         """Start a segment on *parts*, which are computed as one batch."""
@@ -147,9 +152,12 @@ class DeviceModel(BlueprintModel):
 
     def _rung_for(self, parts: list[BatchPart]) -> Rung | None:
         """The rung (captured batch size) for a new batch; None where its shapes or its size were not captured."""
-        warm, skipped = self.timing.warm_shapes or {}, 1 if self.batching.batchable else 0
+        captured, skipped = (
+            self.timing.warm_shapes or {},
+            1 if self.batching.batchable else 0,
+        )  # skipped: the rows' axis
         for part in parts:
-            if any(array.shape[skipped:] != warm[name][skipped:] for name, array in part.values.items()):
+            if any(array.shape[skipped:] != captured[name][skipped:] for name, array in part.values.items()):
                 return None
         return self._rung(sum(map(self._rows_in, parts)))
 
@@ -175,7 +183,7 @@ class DeviceModel(BlueprintModel):
     def _copy_to_rung(
         self, values: DeviceValues, name: str, tensor: Tensor, consumed: Sequence[DeviceValues] = ()
     ) -> None:
-        """Copy a tensor to the memory where the rung's segments read *name*.
+        """Copy a tensor to the memory where the rung's segments read *name*, as a value of the batch *values*.
 
         consumed: batches whose values may be overwritten.
         """
@@ -187,11 +195,11 @@ class DeviceModel(BlueprintModel):
         rung.set_owner(name, values)
 
     def _gather(self, segment: int, parts: list[BatchPart]) -> DeviceValues:
-        """The values of all samples that continue as one batch; inputs of the segment are in the memory of its rung."""
+        """The values of the samples that continue, as one batch; copies the segment's inputs to the rung's memory."""
         read_names = self._device_segments[segment].spec.inputs
         if len(parts) == 1 and parts[0].rows is None:
             values: DeviceValues = parts[0].values
-            for name in read_names:
+            for name in read_names:  # another batch may have overwritten them since, after they were copied elsewhere
                 if values.tensors[name] is not values.rung.tensors[name]:
                     self._copy_to_rung(values, name, values.tensors[name])
             return values
@@ -215,10 +223,11 @@ class DeviceModel(BlueprintModel):
     def _compute_segment(self, segment: int, values: DeviceValues) -> StepOutput:
         """Start a segment on values in the memory of their rung; returns the values that later segments need."""
         rung = values.rung
-        for name in self._device_segments[segment].spec.outputs:
+        output_names = self._device_segments[segment].spec.outputs
+        for name in output_names:
             rung.copy_before_overwrite(name, (values,))
         rung.run(segment)
-        outputs = {name: rung.tensors[name] for name in self._device_segments[segment].spec.outputs}
+        outputs = {name: rung.tensors[name] for name in output_names}
         live = {name: outputs[name] if name in outputs else values.tensors[name] for name in self._live_names[segment]}
         if segment == len(self.segments) - 1:
             return StepOutput({}, self._answers(values, live))
@@ -232,17 +241,17 @@ class DeviceModel(BlueprintModel):
         )
 
     def _answers(self, values: DeviceValues, outputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The outputs that clients receive after the last segment."""
+        """Start the copies of the outputs that clients receive after the last segment."""
         return {spec.name: self._answer(values.rung, outputs[spec.name], values.rows) for spec in self.outputs}
 
     def _answer(self, rung: Rung, tensor: Tensor, rows: int) -> Array:
-        """Start the copy of the first *rows* rows of a tensor to the host."""
+        """Start the copy of a tensor's first *rows* rows to the host, without the rung's padding."""
         return self._device.copy_out(rung.rows_of(tensor, rows))
 
     # Other shapes
 
     def _run_uncaptured(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        """Run a segment by calls, as its shapes were not captured as a graph, and wait for it."""
+        """Run a segment for shapes that were not captured, and wait for it."""
         values = dict(self._uncaptured_values(segment, parts))
         runner = self._device_segments[segment]
         self._device.run_uncaptured(lambda: values.update(runner.run_uncaptured(values)))
@@ -296,4 +305,4 @@ class ModelOnHost:
         """Compute a step on the calling thread."""
         outputs = self._inner.compute(step)
         answering = {spec.segment for spec in self._inner.blueprint.exits} | {len(self._inner.segments) - 1}
-        return Launched(outputs, AlreadyReached(), AlreadyReached(), step.segment not in answering)
+        return Launched(outputs, AlreadyReached(), AlreadyReached(), onward=step.segment not in answering)

@@ -106,8 +106,8 @@ class GpuMovable:
     ) -> None:
         """Reserve addresses and map memory to them.
 
-        inward: the stream on which contents are copied back. types: element types of ONNX -> of torch. kept: ``restore``
-        brings contents back as they were before the eviction.
+        inward: the stream on which contents are copied back. types: element types of ONNX -> of torch. kept: as for
+        ``Device.movable``.
         """
         self._types, self._kept, self._copy, self._inward = types, kept, None, inward
         self._range = _Range(device, byte_size)

@@ -1,7 +1,7 @@
 """A model at one batch size: memory for everything that crosses its cuts, and every segment captured on it.
 
-Where lanes are parts of the device, segments are captured once more for each part, over the same memory and weights. A
-lane without such captures uses those of the whole device.
+A model has a ladder of batch sizes, its *rungs*. Where lanes run on parts of the device, segments are captured once
+more for each part, over the same memory and weights. A lane without such captures uses those of the whole device.
 
 A rung also computes smaller batches, with padding rows. A rung has one memory, so a second batch overwrites the values
 of the first; ``copy_before_overwrite`` copies those that are still needed.
@@ -30,10 +30,11 @@ class DeviceValues:
     __slots__ = ("__weakref__", "rows", "rung", "tensors")
 
     def __init__(self, rung: Rung, rows: int, tensors: dict[str, Tensor]) -> None:
+        """rows: of the batch, without the rung's padding rows."""
         self.rung, self.rows, self.tensors = rung, rows, tensors
 
     def onward(self, tensors: dict[str, Tensor]) -> DeviceValues:
-        """The values of the same batch after another segment."""
+        """The values of the same batch after another segment: *tensors*."""
         return DeviceValues(self.rung, self.rows, tensors)
 
 
@@ -45,11 +46,12 @@ class Rung:
     ) -> None:
         """Allocate memory and capture all segments for *rows* rows.
 
-        feed: random inputs of *rows* rows, to learn shapes and warm up. batched: tensors have a row per sample.
+        feed: random inputs of *rows* rows, to learn shapes and warm up. batched: tensors have a row per sample; False:
+        the model takes one sample at a time, or has rows of several tasks.
         """
         self.rows, self.batched, self._device = rows, batched, device
         self.uncaptured: dict[int, str] = {}
-        """Segments that could not be captured, and why."""
+        """Index of a segment that could not be captured -> why."""
         self.types: dict[str, int] = {}  # tensor -> ONNX element type
         self.tensors: dict[str, Tensor] = {}
         self._owners: dict[str, weakref.ref[DeviceValues]] = {}
@@ -84,7 +86,7 @@ class Rung:
         device.finish()
 
     def _capture_or_run(self, index: int, segment: DeviceSegment) -> Callable[[], None]:
-        """The function that runs segment number *index*: by a captured graph, or if that fails by calls."""
+        """The function that runs segment number *index*: by a captured graph, or if it cannot be captured without."""
         try:
             return self._capture(segment, self._device)
         except Exception as error:  # a segment that cannot be captured is run without a graph
@@ -95,7 +97,7 @@ class Rung:
     def _capture(self, segment: DeviceSegment, device: Device) -> Callable[[], None]:
         """Capture a segment; returns the function that replays it."""
         bound = segment.bind(self.tensors, self.types)
-        if segment.copies:
+        if segment.copies:  # a replay would copy from memory of the host that is gone
             bound = segment.specialised(self.tensors, self.types).bind(self.tensors, self.types)
         replay = device.capture(bound.run)
         self._bound.append(bound)
@@ -127,7 +129,7 @@ class Rung:
 
     @property
     def kernels(self) -> int:
-        """Number of kernels of all segments."""
+        """Number of kernels in all captured segments together."""
         return sum(map(self._device.kernels, self._runs[WHOLE]))
 
     def run(self, segment: int) -> None:
@@ -135,18 +137,18 @@ class Rung:
         self._runs.get(self._device.part, self._runs[WHOLE])[segment]()
 
     def timed(self, segment: int, part: int = 0) -> float:
-        """Seconds of a segment, on the whole device or on a part with captures."""
+        """Seconds of a segment, on the whole device (0) or on a part that has captures."""
         with self._device.lane_context(self._device.cuts.lane_of(part)) if part else nullcontext():
             return self._device.timed(self._runs[part][segment])
 
     def rows_of(self, tensor: Tensor, rows: int) -> Tensor:
-        """The first rows of a tensor, if it has rows."""
+        """The first *rows* rows of a tensor; all of it if its first axis is not the samples."""
         return tensor[:rows] if self.batched else tensor
 
     def copy_before_overwrite(self, name: str, consumed: Collection[DeviceValues] = ()) -> None:
-        """Copy the tensor *name* for the batch that still needs it, because it will be overwritten.
+        """Copy the tensor *name* for the batch whose values it holds, if any: the caller overwrites it now.
 
-        consumed: values that the next step takes, and that are not needed after it.
+        consumed: batches that do not need it any more, as the step that overwrites it takes their values.
         """
         owner = self._owners.pop(name, None)
         values = owner() if owner else None

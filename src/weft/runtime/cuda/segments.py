@@ -44,7 +44,7 @@ class DeviceWeights:
         self.bytes = 0
 
     def upload(self, path: Path) -> dict[str, Any]:
-        """Upload the large weights of the model file *path* that are not on the device yet; return all of them by name."""
+        """Upload the large weights of a model file, if they are not on the device yet; return all of them by name."""
         model = load(path)
         shared = [weight for weight in model.graph.initializer if _is_shared(weight)]
         if missing := [weight for weight in shared if weight.name not in self._values]:
