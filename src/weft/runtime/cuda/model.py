@@ -1,6 +1,7 @@
 """A model on a device: picks the rung (captured batch size) of each batch, manages memory, and returns answers.
 
-*Live* values are those that a later segment or an answer needs. Batches of shapes that were not captured run uncaptured.
+*Live* values are those that a later segment or an answer needs. Batches of other shapes than the captured ones run
+uncaptured.
 """
 
 from __future__ import annotations

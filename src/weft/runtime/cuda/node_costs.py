@@ -47,9 +47,12 @@ def guess_s(moved_bytes: float, products: float) -> float:
 
 
 def scaled(guesses: Sequence[float], cuts: Sequence[int], measured_s: Sequence[float]) -> list[float]:
-    """Scale *guesses* (seconds of nodes) so that the nodes of each segment add up to its *measured_s*."""
+    """Scale *guesses* (seconds of nodes) so that the nodes of each segment add up to its *measured_s*.
+
+    *cuts*: the index of the first node of each segment but the first.
+    """
     scaled_s: list[float] = []
     for (start, end), took_s in zip(pairwise((0, *cuts, len(guesses))), measured_s, strict=True):
-        factor = took_s / max(sum(guesses[start:end]), 1e-12)
+        factor = took_s / max(sum(guesses[start:end]), 1e-12)  # not by 0
         scaled_s += [guess * factor for guess in guesses[start:end]]
     return scaled_s

@@ -1,4 +1,7 @@
-"""Which models of a device are compiled, and where their packages are: the server's part of the compiled engine."""
+"""Which models of a device are compiled, and where their packages are: the server's part of the compiled engine.
+
+A *package* is what torch's compiler writes for one model at one batch size.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Divisible(Protocol):
 
     @property
     def half(self) -> bool:
-        """Whether the model computes with 16 bits."""
+        """Whether the model computes with floats of 16 bits."""
         ...
 
     def guessed_s(self) -> list[float]:
@@ -60,11 +60,11 @@ class Divisible(Protocol):
         ...
 
     def whole_because(self) -> str | None:
-        """The reason why the model cannot be cut anywhere; None if it can."""
+        """The reason why the model cannot be cut anywhere, as the predicate of a sentence; None if it can."""
         ...
 
     def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
-        """The blueprint with the segments between these cuts."""
+        """*blueprint* with the segments between these cuts; none: the model is one segment."""
         ...
 
     def opened(self, blueprint: Blueprint) -> OpenPieces:
@@ -101,7 +101,7 @@ class ModelPreparation:
         return model
 
     def round_s(self, blueprint: Blueprint) -> float:
-        """Seconds of a round with one row of each task, in one piece."""
+        """Seconds of a round of a stitched model with one row of each task, in one piece."""
         whole = self.model.in_pieces(blueprint.model_copy(update={"batchable": True, "round_rows": 1}), ())
         return self.model.opened(whole).rung(1).timed(0)
 
@@ -109,7 +109,7 @@ class ModelPreparation:
 
     def _find_largest_batch(self, blueprint: Blueprint, verdict: Verdict) -> tuple[Blueprint, dict[int, float]]:
         """Find the largest batch with the model in one piece; returns the blueprint, and seconds by batch size."""
-        requested, tasks = self.options.max_batch, len(blueprint.tasks)
+        requested, tasks = self.options.max_batch, len(blueprint.tasks)  # tasks: 0 unless the model is stitched
         if verdict.mixing is not None:
             if tasks:
                 raise Unfit(f"its models cannot be run together: {verdict.mixing}")
@@ -119,6 +119,7 @@ class ModelPreparation:
                 self.remarks.append(f"not batched: {verdict.mixing}")
         batched = verdict.mixing is None
         most = (requested or max(tasks, LARGEST_UNASKED)) if batched else 1
+        # A round has the same number of rows of every task, so it must hold the rows of the busiest task.
         largest = busiest(most, tasks) if tasks else most
         changes: dict[str, Any] = {"batchable": batched, "round_rows": largest if tasks else 0}
         blueprint = self.model.in_pieces(blueprint.model_copy(update=changes), ())
@@ -158,9 +159,10 @@ class ModelPreparation:
         return sizes, None
 
     def _compare_rows(self, blueprint: Blueprint, rung: Rung, alone: list[dict[str, Array]]) -> str | None:
-        """How the rows of a batch differ from samples alone; None if they do not.
+        """How the rows of a batch differ from the same samples alone; None if they do not.
 
-        alone: the outputs of two samples; empty at the first call, at batch 1, which fills it.
+        rung: the batch size. alone: the outputs of the two samples of which ``random_batch`` consists, in turn; empty at
+        the first call, at batch 1, which fills it.
         """
         if not blueprint.batchable:
             return None
@@ -178,7 +180,7 @@ class ModelPreparation:
         return None
 
     def _run_whole(self, blueprint: Blueprint, rung: Rung, feed: dict[str, Array]) -> dict[str, Array]:
-        """Run a model in one piece; returns its outputs on the host."""
+        """Run a model in one piece (segment 0) on *feed*; returns its outputs on the host."""
         device = self.device
         for name, array in feed.items():
             device.copy(rung.tensors[name], device.copy_in([array]))
@@ -240,9 +242,10 @@ class ModelPreparation:
             rung.rows: tuple(rung.timed(index) for index in range(len(blueprint.segments))) for rung in rungs
         }
         likeness = self._likeness(rungs, pieces.weights.bytes)
-        if tasks:  # not mergeable, as tensors at its cuts have rows of several tasks; other shapes never come
+        if tasks:  # not mergeable, as tensors at its cuts have rows of several tasks; only captured shapes are run
             times_s = round_times(segment_times, blueprint.max_batch, tasks)
             return pieces.model(rungs, times_s=times_s, like=likeness, mergeable=False)
+        # A batch takes as long as the next larger captured size.
         times_s = {
             rows: segment_times[next(size for size in sizes if size >= rows)] for rows in range(1, sizes[-1] + 1)
         }
@@ -251,11 +254,11 @@ class ModelPreparation:
         if self.exits and not mergeable:
             raise Unfit("what crosses its exits is not one row per sample")
         for segment in pieces.segments.values():
-            segment.open()  # now, because the files will be moved
+            segment.open()  # now, because the files will be moved into the cache
         return pieces.model(rungs, times_s=times_s, like=likeness, mergeable=mergeable)
 
     def _likeness(self, rungs: Sequence[Rung], weight_bytes: int) -> dict[int, GpuLikeness]:
-        """Measure each batch size on parts of the device, if the options ask for that."""
+        """Measure each batch size on parts of the device, if the options ask for that; *weight_bytes*: of the model."""
         if not self.options.shares:
             return {}
         return measure_likeness(self.device, rungs, weight_bytes, self.allowance, self.remarks)

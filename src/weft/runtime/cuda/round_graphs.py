@@ -43,11 +43,11 @@ _PAD_SINCE = 11
 """The opset from which Pad takes its sizes as a tensor."""
 
 RunGraph = Callable[[OnnxModel, int], Sequence[Array]]
-"""Runs a graph, whose inputs are some of the model's, on random samples; the number: rows of each task."""
+"""Runs a graph, whose inputs are some of the model's, on random samples, with a number of rows of each task."""
 
 
 class RoundGraphs:
-    """The graphs of one stitched model."""
+    """The graphs of one stitched model for fixed numbers of rows; *run* computes their constants on the device."""
 
     def __init__(self, model: OnnxModel, run: RunGraph) -> None:
         self._model, self._run = model, run
@@ -61,6 +61,7 @@ class RoundGraphs:
     def graph_for(self, rows: int) -> OnnxModel:
         """The graph for *rows* rows of each task."""
         model = copied(self._model)
+        # Nodes read constants under new names; the nodes that computed these tensors are then unused, and pruned.
         graph, names = model.graph, {name: f"{name}@{rows}" for name in self._row_constants}
         rename_inputs(graph.node, names)
         values = zip(names.values(), self._constant_values(rows), strict=True)
@@ -77,9 +78,10 @@ class RoundGraphs:
         return self._values[rows]
 
     def plan_concat_padding(self, tensors: Mapping[str, SeenTensor]) -> dict[str, SeenTensor]:
-        """Pad the inputs of Concats with different sizes in all graphs from now on; returns the padded tensors by name.
+        """Find the Concats of different sizes; ``graph_for`` replaces them from now on by sums of padded inputs.
 
-        tensors: seen in a run with one row of each task.
+        tensors: name -> tensor of the graph for one row of each task, as observed in a run. Returns the padded inputs in
+        the same form; each is as large as the result of its Concat.
         """
         padded: dict[str, SeenTensor] = {}
         for node in self.graph_for(1).graph.node if opsets(self._model).get("", 0) >= _PAD_SINCE else ():

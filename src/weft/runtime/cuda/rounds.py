@@ -87,7 +87,7 @@ def round_times(by_size: Mapping[int, Times], max_batch: int, tasks: int) -> dic
 
 
 def likeness_by_rows(blueprint: Blueprint) -> dict[int, GpuLikeness]:
-    """Rows of a batch -> measurements on parts of the device (``blueprint.like``) of the size that computes the batch."""
+    """Rows of a batch -> measurements on parts of the device (``blueprint.like``) of the size that computes it."""
     sizes, tasks = rung_sizes(blueprint), len(blueprint.tasks)
     size_by_rows = {
         rows: rounds(busiest(rows, tasks), sizes)[0] if tasks else next(size for size in sizes if size >= rows)
