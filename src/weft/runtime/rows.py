@@ -104,7 +104,7 @@ def judge_rows(model: OnnxModel, feeds: Sequence[Feed], runner: Runner, tasks: S
     """Prove that rows are independent, by following each of the *feeds*, batches of several sizes; else say why not."""
     for node in all_nodes(model.graph):
         if find(qualified(node)).random:
-            return Verdict(f"{node.op_type} {node.name!r} draws lots")
+            return Verdict(f"{node.op_type} {node.name!r} is random")
     try:
         runs = [_follow_run(model, feed, runner, tasks) for feed in feeds]
     except _Refused as refusal:
@@ -112,7 +112,7 @@ def judge_rows(model: OnnxModel, feeds: Sequence[Feed], runner: Runner, tasks: S
     except Exception as error:  # what cannot be followed is not known to keep rows apart
         return Verdict(f"its rows cannot be followed: {first_line(error)}")
     if any(run.branches != runs[0].branches for run in runs):
-        return Verdict("an If goes another way for another number of rows")
+        return Verdict("an If takes another branch for another number of rows")
     return Verdict(None, any(run.by_size for run in runs))
 
 
@@ -213,7 +213,7 @@ class _Run:
         if node.domain not in KNOWN_DOMAINS or is_function_of_file:
             raise Mixed("is not known to keep rows apart")
         if self.varying.intersection(node.input) and find(qualified(node)).rows is not elementwise:
-            raise Mixed("takes what changes from turn to turn")
+            raise Mixed("reads a value that changes between the iterations of a loop")
         control = {"If": self._follow_if, "Loop": self._follow_loop, "Scan": self._follow_scan}.get(node.op_type)
         if control:
             return control(node, input_owners)

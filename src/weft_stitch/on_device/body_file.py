@@ -238,7 +238,7 @@ class BodyFile:
             model = EncoderModel(self._device, self._add_measurements(blueprint, body), encoder, body, slots)
             deviation = difference(expected, model.run(inputs))
             if self._options.precision == FP32 and not deviation <= WRONG:  # also if it is NaN
-                raise Unfit(f"its answers there are others: off by up to {deviation:.1e} of the largest output")
+                raise Unfit(f"its answers differ on the device: by up to {deviation:.1e} of the largest output")
             remarks = tuple(filter(None, (FORM, remark(self._options.precision, deviation))))
             model.remarks = remarks + model.remarks
             model.blueprint = model.blueprint.model_copy(update={"remarks": remarks})

@@ -71,7 +71,7 @@ def test_a_model_is_as_far_away_as_on_the_device_that_has_it_soonest() -> None:
 
 
 def test_a_model_that_comes_out_otherwise_on_one_of_them_is_refused(two: Any, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"^3\.onnx: comes out otherwise on cuda:1 than on cuda:0"):
+    with pytest.raises(ModelError, match=r"^3\.onnx: is cut differently on cuda:1 than on cuda:0"):
         two.open(Path("3.onnx"), OPTIONS, tmp_path)
     assert [each.closed for each in two._backends] == [1, 1]
 

@@ -125,8 +125,8 @@ class _Graph:
         self._weights = initializers(graph)
         self._input_names = {tensor.name for tensor in graph.input}
         modern = opsets(model).get("", 1) >= LAST_AXIS
-        self._default_axis = -1 if modern else 1
-        self._last_axes = {-1, 3} if modern else {3}
+        self._default_axis = -1 if modern else 1  # of a softmax
+        self._last_axes = {-1, 3} if modern else {3}  # ways to name the last of its four axes
         outline = _make_outline(model)
         write_defaults(outline)
         known = inferred(outline).graph
@@ -139,12 +139,14 @@ class _Graph:
 
     def attention_at(self, softmax: OnnxNode) -> _Match | None:
         """Match the attention around a softmax; None if there is no attention, or a variant that is not fused."""
+        # Forward from the softmax: product with the values, then the heads are joined.
         product = self._only_reader(softmax, "MatMul")
         join_heads = self._only_reader(self._only_reader(product, "Transpose", SPLIT), "Reshape")
         if join_heads is None or product is None or product.input[0] != softmax.output[0]:
             return None
         if _attribute(softmax, "axis", self._default_axis) not in self._last_axes:
             return None
+        # Backward: mask, scale, and the product of queries and keys.
         scores, mask = self._split_mask(softmax.input[0])
         scores, scale = self._split_scale(scores)
         score_product = self._maker_of(scores, "MatMul")
@@ -173,7 +175,7 @@ class _Graph:
         """The name of the mask with a row per query, as the operator takes it; empty: no mask; None: unusable mask."""
         if match.mask is None:
             return ""
-        sizes, rows = self._sizes.get(match.mask, ()), match.queries.rows
+        sizes, rows = self._sizes.get(match.mask, ()), match.queries.rows  # sizes: samples, heads, queries, keys
         if len(sizes) != 4 or sizes[1] not in (1, match.queries.heads) or sizes[3] != match.keys.rows:
             return None
         if sizes[0] not in (1, match.queries.outer[0]):
@@ -192,7 +194,7 @@ class _Graph:
         return node
 
     def _only_reader(self, node: OnnxNode | None, kind: str, order: Sequence[int] | None = None) -> OnnxNode | None:
-        """The only node that reads the output of *node*, if it is of this *kind* and *order*; else None."""
+        """The only node that reads the output of *node*, if its operator is *kind*, with this *order*; else None."""
         if node is None or node.output[0] in self._outputs:
             return None
         users = [user for user in self.nodes if node.output[0] in user.input]
@@ -229,12 +231,13 @@ class _Graph:
         return float(to_array(weight).ravel()[0])
 
     def _heads(self, name: str, order: Sequence[int]) -> _Heads | None:
-        """Trace *name* back through a Transpose of this order and a Reshape to the tensor with all heads; else None."""
+        """The heads that a Reshape and a Transpose of this *order* split off, with *name* as result; else None."""
         transposed = self._maker_of(name, "Transpose", order)
         split = self._maker_of(transposed.input[0], "Reshape") if transposed is not None else None
         if split is None:
             return None
         before, after = (self._sizes.get(tensor, ()) for tensor in (split.input[0], split.output[0]))
+        # From (samples, rows, heads * width) to (samples, rows, heads, width).
         if len(before) != 3 or len(after) != 4 or before[1] is None or before[1] != after[1]:
             return None
         count, width = after[2:]

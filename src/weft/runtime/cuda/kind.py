@@ -26,8 +26,8 @@ READ = ("/proc", "/sys", "/usr/local/nvidia", "/usr/local/cuda", "/opt/nvidia", 
 WRITTEN = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/dxg", "/dev/null", "/proc/self")
 """Files of the GPUs, and files by which the process names its threads."""
 COMPILERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec", "/usr/include", *LIBRARIES)
-"""Folders of the C compiler and its files, which triton uses to build kernels; with libraries, as the loader of programs
-is one."""
+"""Folders of the C compiler and its files, which triton uses to build kernels, and of libraries: programs are loaded by
+one of them."""
 
 
 class CudaEngineKind:

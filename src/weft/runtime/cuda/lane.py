@@ -142,7 +142,7 @@ class CudaLane:
             try:
                 flight.ended(end)
             except Exception:
-                log.exception("the end of a step could not be told")
+                log.exception("the end of a step could not be reported")
             del flight, end  # an idle lane must not keep values alive
 
     def _await_end(self, flight: _Flight) -> StepEnd:

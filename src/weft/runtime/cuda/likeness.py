@@ -56,7 +56,7 @@ class PartsBudget:
     def spent(self) -> str:
         """Which budget is spent, in words; empty while some of both is left."""
         if self._allowance.is_half_used():
-            return "half of learn_s is gone"
+            return "half of learn_s is used"
         taken_bytes = self._free_bytes - self._device.memory()[0]
         return "a quarter of the free memory is taken" if taken_bytes > MEMORY_PART * self._free_bytes else ""
 

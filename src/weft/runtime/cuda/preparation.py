@@ -127,7 +127,7 @@ class ModelPreparation:
         if tasks:
             changes = {"max_batch": requested or min(most, tasks * max(sizes)), "round_rows": max(sizes)}
         elif requested is not None and max(sizes) < requested and batched:
-            raise ModelError(f"max_batch is {requested}, but the model cannot be batched so far: {reason}")
+            raise ModelError(f"max_batch is {requested}, but its batches must be smaller: {reason}")
         else:
             changes = {"max_batch": max(sizes)}
         if reason is not None:
@@ -161,8 +161,8 @@ class ModelPreparation:
     def _compare_rows(self, blueprint: Blueprint, rung: Rung, alone: list[dict[str, Array]]) -> str | None:
         """How the rows of a batch differ from the same samples alone; None if they do not.
 
-        rung: the batch size. alone: the outputs of the two samples of which ``random_batch`` consists, in turn; empty at
-        the first call, at batch 1, which fills it.
+        rung: the batch size. alone: the outputs of the two samples of which ``random_batch`` consists; empty at the
+        first call, at batch 1, which fills it.
         """
         if not blueprint.batchable:
             return None
@@ -275,7 +275,7 @@ class ModelPreparation:
         deviation = difference(expected, outputs)
         float_deviation = difference({name: expected[name] for name in _float_outputs(expected)}, outputs)
         if self.options.precision == FP32 and float_deviation > WRONG:
-            raise Unfit(f"its answers there are others: off by up to {float_deviation:.1e} of the largest output")
+            raise Unfit(f"its answers differ on the device: by up to {float_deviation:.1e} of the largest output")
         if (sentence := remark(self.options.precision, deviation)) is not None:
             self.remarks.append(sentence)
 

@@ -80,8 +80,8 @@ class RoundGraphs:
     def plan_concat_padding(self, tensors: Mapping[str, SeenTensor]) -> dict[str, SeenTensor]:
         """Find the Concats of different sizes; ``graph_for`` replaces them from now on by sums of padded inputs.
 
-        tensors: name -> tensor of the graph for one row of each task, as observed in a run. Returns the padded inputs in
-        the same form; each is as large as the result of its Concat.
+        tensors: by name, as observed in a run of the graph for one row of each task. Returns the padded inputs in the
+        same form; each is as large as the result of its Concat.
         """
         padded: dict[str, SeenTensor] = {}
         for node in self.graph_for(1).graph.node if opsets(self._model).get("", 0) >= _PAD_SINCE else ():

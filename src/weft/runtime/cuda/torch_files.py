@@ -42,6 +42,7 @@ class PieceRunner(Protocol):
 
     device: Any
     channels_last: frozenset[str]
+    """Tensors whose channels come last in memory."""
 
     def piece(self, start: int, end: int) -> Any:
         """The nodes from one cut to another."""
@@ -57,8 +58,9 @@ class _BoundProgram(NamedTuple):
 
     program: PieceRunner
     piece: Any
-    sources: Mapping[str, Any]
+    sources: Mapping[str, Any]  # its inputs by name
     targets: Mapping[str, Any]
+    """The memory of its outputs, by name."""
 
     def run(self) -> None:
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
@@ -79,7 +81,7 @@ class ProgramSegment:
         """Do nothing: the whole file was read."""
 
     def new_instance(self, device: Device) -> DeviceSegment:
-        return self
+        return self  # it has no session that other shapes could disturb
 
     def specialised(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
         raise StillCopies("torch decides where it computes")
@@ -119,6 +121,7 @@ class ProgramSegment:
 def _place_weights(program: TorchProgram, device: Device) -> DeviceWeights:
     """Move the weights of a program to a device, into memory that can be evicted; the program uses them from now on."""
     weights, placed = DeviceWeights(device), {name: program.cast(weight) for name, weight in program.weights.items()}
+    # With 16 bits, GPUs compute convolutions faster if channels come last.
     channels_last = program.spatial() if program.half and device.kind != "cpu" else frozenset()
     shapes = {name: tuple(weight.shape) for name, weight in placed.items()}
     # Memory in the order that convolutions want, seen in torch's order of axes.
@@ -134,7 +137,7 @@ def _place_weights(program: TorchProgram, device: Device) -> DeviceWeights:
 
 
 def torch_device_name(device: Device) -> str:
-    """Torch's name of a device."""
+    """Torch's name of a device, such as ``cuda:0``."""
     return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
 
 
@@ -179,7 +182,7 @@ class ProgramFile:
         )
 
     def _bound_rows(self, program: TorchProgram) -> None:
-        """Limit batches to the rows that the program was exported for."""
+        """Limit batches to the rows that *program* was exported for; ``ModelError`` if the options ask for more."""
         most, requested = program.most_rows(), self.options.max_batch
         if requested is not None and most is not None and requested > most:
             raise ModelError(f"max_batch is {requested}, but it was exported for at most {most} rows")
@@ -199,7 +202,7 @@ class ProgramFile:
         return {name: output.numpy() for name, output in outputs.items()}
 
     def _move_to_device(self, exported: Any, feed: Mapping[str, Array]) -> None:
-        """Move the program to the device, and observe the tensors between its nodes."""
+        """Move the program to the device, and run it there on *feed* to observe the tensors between its nodes."""
         self.program = TorchProgram(exported, torch_device_name(self.device), PRECISIONS[self.options.precision])
         self.weights = _place_weights(self.program, self.device)
         tensors = {name: torch.from_numpy(array).to(self.program.device) for name, array in feed.items()}

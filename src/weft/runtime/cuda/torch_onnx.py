@@ -107,7 +107,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
                 result = step.function(step.context, *arguments)
             except ModelError as error:
                 raise ModelError(f"{step.label} ({step.operator}): {error}") from error
-            several = isinstance(result, tuple) and step.operator != "Shape"
+            several = isinstance(result, tuple) and step.operator != "Shape"  # whose tuple is one result
             tensors |= zip(step.outputs, result if several else (result,), strict=False)
         return tuple(self._tensor(tensors[name], device).to(kind) for name, kind in self.outputs)
 
@@ -118,6 +118,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         attributes = {name: _text_attribute(value) for name, value in Attributes(node).values().items()}
         if entry.name == "Cast" and attributes.get("to") == ElementType.FLOAT and self.dtype is not None:
             attributes["to"] = next(number for number, kind in TYPES.items() if kind == self.dtype)
+        # What is known of a constant index lets the function for Gather use a faster operator of torch.
         if entry.name == "Gather" and (index := self._arrays.get(node.input[1])) is not None:
             attributes |= {"from_zero": int(not index.size or index.min() >= 0)}
             attributes |= {} if index.ndim else {"place": int(index)}
@@ -134,7 +135,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         return Name(name) if stored is None else tuple(stored.ravel().tolist())
 
     def _argument(self, step: TorchStep, position: int, tensors: Mapping[str, Any], device: Any) -> Any:
-        """The value of argument number *position* of a step; ``ModelError`` if a shape depends on computed values."""
+        """The value of argument number *position* of a step, *tensors* by name; ``ModelError`` for a computed shape."""
         argument = step.arguments[position]
         if not isinstance(argument, Name):
             return argument
@@ -175,7 +176,7 @@ def check_meanings(graph: OnnxGraph) -> None:
 
 
 def _narrowed(tensor: Any, dtype: Any) -> Any:
-    """A weight in 16 bits: masks stay finite, and small numbers that keep a divisor from 0 do not become 0."""
+    """A weight in *dtype* (16 bits): masks stay finite, and small numbers that keep a divisor from 0 do not become 0."""
     limits = torch.finfo(dtype)
     least = limits.smallest_normal if dtype == torch.bfloat16 else 2.0**-24  # the smallest subnormal float16
     tensor = tensor.clamp(limits.min, limits.max)

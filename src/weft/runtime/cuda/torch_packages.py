@@ -21,16 +21,17 @@ from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.tensors import Array
 
 Shapes = Mapping[str, Sequence[int]]
-RUNS = 1
-"""Number of runs of a package at a time."""
+RUNS_AT_A_TIME = 1
+"""How many runs of a package may overlap."""
 
 
 class _BoundPackage(NamedTuple):
     """A package bound to the memory that it reads and writes."""
 
     run_package: Callable[[list[Any]], Sequence[Any]]
-    sources: Sequence[Any]
+    sources: Sequence[Any]  # its inputs in order
     targets: Sequence[Any]
+    """The memory of its outputs, in order."""
 
     def run(self) -> None:
         with torch.inference_mode(), float32_is_float32():
@@ -51,8 +52,8 @@ def open_package(folder: Path, device: int) -> Any:
     """
     (code,) = folder.glob("*.so")
     if device < 0:
-        return torch._C._aoti.AOTIModelContainerRunnerCpu(str(code), RUNS)
-    return torch._C._aoti.AOTIModelContainerRunnerCuda(str(code), RUNS, f"cuda:{device}", str(folder), True)
+        return torch._C._aoti.AOTIModelContainerRunnerCpu(str(code), RUNS_AT_A_TIME)
+    return torch._C._aoti.AOTIModelContainerRunnerCuda(str(code), RUNS_AT_A_TIME, f"cuda:{device}", str(folder), True)
 
 
 class PackagedSegment:
@@ -63,7 +64,7 @@ class PackagedSegment:
     def __init__(
         self, device: Device, folder: Path, manifest: Manifest, converted: Callable[[Shapes], Any] | None = None
     ) -> None:
-        """converted: makes the torch module for inputs of other shapes; None: other shapes are refused."""
+        """folder, manifest: of its packages. converted: makes the torch module for other shapes; None: they are refused."""
         self.spec = SegmentSpec(name="whole", inputs=manifest.inputs, outputs=manifest.outputs, steady=True)
         self.weights = DeviceWeights(device)
         self._device, self._folder, self._manifest, self._converted = device, folder, manifest, converted
@@ -86,9 +87,10 @@ class PackagedSegment:
         return weights
 
     def add(self, rows: int, shapes: Shapes) -> None:
-        """Load the package of a batch size; *shapes*: of its inputs."""
+        """Load the package of a batch size; *shapes*: input -> its shape."""
         index = self._device.index if self._device.kind == "cuda" else -1
         package = open_package(self._folder / self._manifest.folder(rows), index)
+        # The compiler renamed the weights; *names*: name in the compiled code -> in the model.
         digests, names = self._manifest.constants[rows], package.get_constant_names_to_original_fqns()
         constants = {name: self._tensors[digests[original]] for name, original in names.items()}
         in_use, check_all, not_copied = False, True, True
@@ -96,6 +98,7 @@ class PackagedSegment:
         self._packages[self._key(shapes)] = package
 
     def _key(self, shapes: Shapes) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the inputs, in order."""
         return tuple(tuple(shapes[name]) for name in self.spec.inputs)
 
     def _package(self, values: Mapping[str, Any]) -> Callable[[list[Any]], Sequence[Any]]:
@@ -107,7 +110,7 @@ class PackagedSegment:
             return run
         if self._converted is None:
             raise ModelError(f"it is not compiled for inputs of {', '.join(map(str, map(list, key)))}")
-        if self._module[0] != key:
+        if self._module[0] != key:  # only the last module is kept, as each holds a copy of the weights
             self._module = key, self._converted(shapes).to(torch_device_name(self._device))
         module = self._module[1]
         return lambda inputs: tuple(module(*inputs))
@@ -116,7 +119,7 @@ class PackagedSegment:
         """Do nothing: packages are loaded when they are added."""
 
     def new_instance(self, device: Device) -> DeviceSegment:
-        return self
+        return self  # each batch size has a package of its own
 
     def specialised(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
         raise StillCopies("the compiler decides where it computes")

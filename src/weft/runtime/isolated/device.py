@@ -97,9 +97,9 @@ class DeviceBackend(IsolatingBackend):
     ) -> None:
         """memory_bytes: how much of the device's memory all models may hold.
 
-        label: the device's name in metrics; differs from *device* if the settings name the device twice. cache_name: its
-        part of the cache. number: the device id in clients' shared-memory requests; None: clients cannot share its
-        memory. packager: compiles models; None: the device has no compiled engine.
+        label: the device's name in metrics; not *device* if the settings name the device twice. cache_name: the
+        part of the cache that its models use; None: its own. number: the device id in clients' shared-memory requests;
+        None: clients cannot share its memory. packager: compiles models; None: the device has no compiled engine.
         """
         # No spare: it would need the memory of the device for the same models.
         device_limits = dataclasses.replace(limits, spare=False, device_memory_bytes=memory_bytes)
@@ -387,5 +387,5 @@ def _check_same_cuts(path: Path, labels: Sequence[str], models: Sequence[LoadedM
     first, last = models[0], models[-1]
     if (first.segments, first.batching.max_batch, first.exits) != (last.segments, last.batching.max_batch, last.exits):
         raise ModelError(
-            f"{path}: comes out otherwise on {labels[len(models) - 1]} than on {labels[0]}; name devices of one kind"
+            f"{path}: is cut differently on {labels[len(models) - 1]} than on {labels[0]}; name devices of one kind"
         )

@@ -390,7 +390,7 @@ class WorkerGroup:
             return
         reopened = self._call_open(process, kept.file, cached=description.timing.learned)
         if reopened.segments != description.segments or reopened.outputs != description.outputs:
-            kept.lost = "it came out otherwise when its worker was started again; load it again"
+            kept.lost = "it has other segments or outputs since its worker was started again; load it again"
         for rows in sorted(kept.rows) if not kept.lost else ():
             process.call("prepare", number, rows)
         kept.failures = 0
@@ -411,8 +411,8 @@ class WorkerGroup:
             process.residency.add(file.number, description.residency.moving_bytes, description.residency.memory_bytes)
             return description
         except ValidationError as error:
-            process.kill("it told of a model that cannot be")
-            raise ModelError(f"{file.path}: what its worker tells of it cannot be") from error
+            process.kill("it sent an impossible description of a model")
+            raise ModelError(f"{file.path}: its worker sent an impossible description of it") from error
 
     # Deaths
 

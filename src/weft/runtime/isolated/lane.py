@@ -140,7 +140,7 @@ class LaneLine:
             if kind == "over" and not (shared or files):
                 return StepReport(number, began, ended, outputs, problem, tensors, 0)
             if kind != "over" or len(files) > 1 or shared not in range(1, self._slots + 1):
-                raise Garbled(f"{kind!r} with {len(files)} files is nothing a lane says")
+                raise Garbled(f"{kind!r} with {len(files)} files is no message of a lane")
             return StepReport(
                 number, began, ended, outputs, problem, self._reply_memory(shared, files), _decoding_cost(outputs)
             )

@@ -157,7 +157,7 @@ class WorkerRun:
         try:
             callback(end)
         except Exception:
-            log.exception("the end of a step could not be told")
+            log.exception("the end of a step could not be reported")
         self.over = True
 
     def await_end(self, patience_s: float | None) -> bool:
@@ -483,7 +483,7 @@ class WorkerProcess:
         try:
             self._died(self, models)
         except Exception:
-            log.exception("the death of worker %d could not be told", self.pid)
+            log.exception("the death of worker %d could not be reported", self.pid)
 
     # Its reports
 
@@ -498,7 +498,7 @@ class WorkerProcess:
         elif kind == "hello":
             self._handle_hello(*rest)
         else:
-            raise Garbled(f"{kind!r} is nothing a worker says")
+            raise Garbled(f"{kind!r} is no message of a worker")
 
     def listen_until(self, run: WorkerRun, patience_s: float | None) -> bool:
         """Read reports of a step's lane until the step has ended; False after a timeout."""

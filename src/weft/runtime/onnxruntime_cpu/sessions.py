@@ -186,7 +186,7 @@ def explain(error: Exception) -> Exception:
     # A tensor is held at least twice: as an output, and in the next operator's output or the bytes of the answer. So no
     # tensor of more than half the memory can ever be computed; a smaller one failed because of other requests.
     if 2 * size > limit:
-        return UnfitInputs(f"{_node(text)} asks for a tensor of {size} bytes; {limit} bytes of memory are all there is")
+        return UnfitInputs(f"{_node(text)} asks for a tensor of {size} bytes, and the memory has {limit}")
     return MemoryError(f"{_node(text)} found no memory for a tensor of {size} bytes")
 
 
