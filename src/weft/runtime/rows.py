@@ -67,7 +67,7 @@ two or three are enough for all but damaged graphs."""
 
 
 class Seen(NamedTuple):
-    """Tensors of one run."""
+    """Tensors of one run, as observed."""
 
     shapes: Mapping[str, Shape]
     """Shapes of all computed tensors."""
@@ -101,7 +101,10 @@ class _Refused(Exception):
 
 
 def judge_rows(model: OnnxModel, feeds: Sequence[Feed], runner: Runner, tasks: Sequence[TaskSpec] = ()) -> Verdict:
-    """Prove that rows are independent, by following each of the *feeds*, batches of several sizes; else say why not."""
+    """Prove that rows are independent, by following each of the *feeds*, batches of several sizes; else say why not.
+
+    *runner*: runs the graph to observe its tensors. *tasks*: of a stitched model; their samples are different owners.
+    """
     for node in all_nodes(model.graph):
         if find(qualified(node)).random:
             return Verdict(f"{node.op_type} {node.name!r} is random")
@@ -230,7 +233,7 @@ class _Run:
         )  # fmt: skip
 
     def _value(self, name: str) -> Array:
-        """The values of an input, a weight or a traced tensor; ``Mixed`` if they are unknown."""
+        """The values of the tensor *name*: an input, a weight or a traced one; ``Mixed`` if they are unknown."""
         for known in (self.feed, self.seen.values):
             if name in known:
                 return known[name]
@@ -275,6 +278,7 @@ class _Run:
         inner = body(node, "body")
         # The first inputs of the body are the number of the iteration and the condition.
         fixed_inputs = {inner.input[0].name: np.array(0), inner.input[1].name: np.array(True)}
+        # Inputs from 2 on are the initial states. The first output of the body is the condition, so it is skipped.
         states, stacked = self._follow_iterations(inner, node.input[2:], input_owners[2:], fixed_inputs, {}, skipped=1)
         # Outputs that are stacked have the iterations as their first axis.
         return [*states, *(None if owners is None else owners[np.newaxis] for owners in stacked)]
@@ -358,7 +362,7 @@ def _depends_on_size(node: OnnxNode, input_owners: Sequence[Owners | None], resu
     if node.op_type == "Reshape":
         return True
     rule = find(qualified(node)).rows
-    if rule is None or not rule.by_numbers or input_owners[0] is None:
+    if rule is None or not rule.by_numbers or input_owners[0] is None:  # by numbers: of an input that selects samples
         return False
     # Squeezed, because only the order of the samples counts, and not axes of size 1.
     return any(not np.array_equal(np.squeeze(input_owners[0]), np.squeeze(owners)) for owners in results)

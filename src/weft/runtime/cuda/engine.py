@@ -90,7 +90,7 @@ class CudaEngine:
     def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
         return self.device.borrow(terms, file)
 
-    def rest(self, asked: Callable[[float], bool]) -> None:
+    def rest(self, wait_for_step: Callable[[float], bool]) -> None:
         """Do nothing: no memory is freed between steps."""
 
     def metrics(self) -> dict[str, float]:

@@ -118,7 +118,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         attributes = {name: _text_attribute(value) for name, value in Attributes(node).values().items()}
         if entry.name == "Cast" and attributes.get("to") == ElementType.FLOAT and self.dtype is not None:
             attributes["to"] = next(number for number, kind in TYPES.items() if kind == self.dtype)
-        # What is known of a constant index lets the function for Gather use a faster operator of torch.
+        # Whether a constant index has no negative numbers, and a single index itself, save operators of torch.
         if entry.name == "Gather" and (index := self._arrays.get(node.input[1])) is not None:
             attributes |= {"from_zero": int(not index.size or index.min() >= 0)}
             attributes |= {} if index.ndim else {"place": int(index)}
@@ -176,7 +176,7 @@ def check_meanings(graph: OnnxGraph) -> None:
 
 
 def _narrowed(tensor: Any, dtype: Any) -> Any:
-    """A weight in *dtype* (16 bits): masks stay finite, and small numbers that keep a divisor from 0 do not become 0."""
+    """A weight in 16 bits: masks stay finite, and small numbers that keep a divisor from 0 do not become 0."""
     limits = torch.finfo(dtype)
     least = limits.smallest_normal if dtype == torch.bfloat16 else 2.0**-24  # the smallest subnormal float16
     tensor = tensor.clamp(limits.min, limits.max)

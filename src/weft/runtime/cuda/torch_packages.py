@@ -64,7 +64,7 @@ class PackagedSegment:
     def __init__(
         self, device: Device, folder: Path, manifest: Manifest, converted: Callable[[Shapes], Any] | None = None
     ) -> None:
-        """folder, manifest: of its packages. converted: makes the torch module for other shapes; None: they are refused."""
+        """folder, manifest: of its packages. converted: makes the torch module for other shapes; None: refuse them."""
         self.spec = SegmentSpec(name="whole", inputs=manifest.inputs, outputs=manifest.outputs, steady=True)
         self.weights = DeviceWeights(device)
         self._device, self._folder, self._manifest, self._converted = device, folder, manifest, converted

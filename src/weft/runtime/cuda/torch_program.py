@@ -1,8 +1,8 @@
 """Programs of ``torch.export``: their inputs and outputs, and their nodes, run piece by piece on a device.
 
-A piece is the nodes between two cuts; cut 3 is before node 3. Tensors cross a cut; sizes that earlier nodes computed are
-read from the shapes of tensors that the piece takes, or computed again. Nodes whose values are the same in every run
-(*fixed* ones) are computed once and belong to no piece.
+A piece is the nodes between two cuts; cut 3 is before node 3. Tensors cross a cut; sizes that earlier nodes computed
+are read from the shapes of tensors that the piece takes, or computed again. *Fixed* nodes, whose values are the same in
+every run, are computed once and belong to no piece.
 """
 
 from __future__ import annotations
@@ -283,9 +283,9 @@ class TorchProgram:
             result = env[node.name] = self._value(node, env)
             read = [self._value_of(source.name, env) for source in node.all_input_nodes]
             guesses_s.append(guess_s(sum(map(_bytes, (result, *read))), _count_products(node, result, read)))
-            if isinstance(result, torch.Tensor) and result.dim() == 4 and not result.is_contiguous():
-                if result.is_contiguous(memory_format=torch.channels_last):
-                    channels_last.add(node.name)
+            is_image = isinstance(result, torch.Tensor) and result.dim() == 4 and not result.is_contiguous()
+            if is_image and result.is_contiguous(memory_format=torch.channels_last):
+                channels_last.add(node.name)
         self.channels_last = frozenset(channels_last)
         return {node.name: _bytes(env[node.name]) for node in self.nodes}, guesses_s
 
@@ -415,7 +415,7 @@ def _bytes(value: Any) -> int:
 
 
 def _count_products(node: Node, result: Any, read: Sequence[Any]) -> float:
-    """Multiplications of a node: elements of its *result* times the terms that are summed for each; *read*: its inputs."""
+    """Multiplications of a node: elements of its *result* times the terms summed for each; *read*: its inputs."""
     called, tensors = _operator_name(node), [value for value in read if isinstance(value, torch.Tensor)]
     if not isinstance(result, torch.Tensor) or len(tensors) < 2:
         return 0.0

@@ -76,7 +76,7 @@ class GpuLane(IsolatingLane):
     def able(self) -> bool:
         """Whether the GPU's worker is alive, or was not needed yet."""
         group = self._backend.group
-        return group is None or group.able
+        return group is None or group.has_worker
 
 
 class DeviceBackend(IsolatingBackend):
@@ -110,7 +110,7 @@ class DeviceBackend(IsolatingBackend):
         self.labels = (self.label,)
         self.region_devices = frozenset() if number is None else frozenset([number])
         self.inline, self.memory_bytes = False, memory_bytes
-        self._updater = ThreadPoolExecutor(1, "asker")  # a thread pool for calls that must not block the event loop
+        self._updater = ThreadPoolExecutor(1, "asker")  # updates ``_used_bytes``, which must not block the event loop
         self._updating, self._used_bytes = False, 0
         self._warned_uncut = False
 
@@ -140,7 +140,7 @@ class DeviceBackend(IsolatingBackend):
     def _with_engine(
         self, model: Any, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool
     ) -> LoadedModel:
-        """Replace *model*, which runs in ONNX Runtime, by the compiled model.
+        """Replace *model*, which runs in ONNX Runtime, by the compiled model; if that fails, return it with a remark.
 
         Without compiled code: compile it now if *learn* is true, else return *model*, to be learned later.
         """
@@ -378,8 +378,8 @@ class SpreadModel:
 
 def _labels(names: Sequence[str]) -> tuple[str, ...]:
     """Distinct labels for devices: ``cuda:0``, and if that name occurs again ``cuda:0#2``."""
-    earlier = [list(names[:index]).count(name) for index, name in enumerate(names)]
-    return tuple(f"{name}#{count + 1}" if count else name for name, count in zip(names, earlier, strict=True))
+    earlier_counts = [list(names[:index]).count(name) for index, name in enumerate(names)]
+    return tuple(f"{name}#{count + 1}" if count else name for name, count in zip(names, earlier_counts, strict=True))
 
 
 def _check_same_cuts(path: Path, labels: Sequence[str], models: Sequence[LoadedModel]) -> None:

@@ -120,8 +120,9 @@ class Line:
     """One end of a connection that preserves packet boundaries; any thread may send, only one at a time receive."""
 
     def __init__(self, end: socket.socket) -> None:
+        """end: a socket of the type SOCK_SEQPACKET."""
         self._socket = end
-        self._view = memoryview(bytearray(LARGEST_PACKET))
+        self._view = memoryview(bytearray(LARGEST_PACKET))  # of the received packet
         self._buffers = [self._view]
 
     @property
@@ -131,7 +132,7 @@ class Line:
     def send(self, head: Sequence[Any], pieces: Sequence[Any] = (), files: Sequence[int] = (), *, wait: bool) -> None:
         """Send a packet; OSError if the other side is gone, or without *wait* if its buffer is full.
 
-        pieces: bytes of tensors, in order. files: descriptors that the other side gets copies of.
+        head: sent as JSON. pieces: bytes of tensors, in order. files: descriptors that the other side gets copies of.
         """
         text = orjson.dumps(head)
         packet = b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *pieces])
@@ -163,7 +164,7 @@ class Line:
         try:
             packet = self._view[:size]
             length = int.from_bytes(packet[:_LENGTH_BYTES], "little")
-            if length > LARGEST_HEAD:
+            if length > LARGEST_HEAD:  # ``_IN_FILE``, or malformed
                 packet, length = _packet_in_file(packet, length, files)
             head = orjson.loads(packet[_LENGTH_BYTES : _LENGTH_BYTES + length])
             if not isinstance(head, list):
@@ -224,7 +225,8 @@ class TensorLayout:
 
     def __init__(self) -> None:
         self.pieces: list[tuple[int, Any]] = []
-        self.size = 0
+        """Offset and contiguous array of each tensor."""
+        self.size = 0  # end of the last tensor, in bytes
         self.lenders: list[Lender] = []
         """The regions of lent tensors, whose bytes are not in the packet."""
 
