@@ -176,7 +176,7 @@ class DeviceLane(Protocol):
 
     @property
     def apart(self) -> bool:
-        """Whether its memory is apart: other lanes cannot read its outputs, so a batch stays on the lane where it began."""
+        """Whether other lanes cannot read the lane's memory, so that a batch stays on the lane where it began."""
         ...
 
     @property

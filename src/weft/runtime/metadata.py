@@ -42,7 +42,7 @@ _MOST_BYTES = 1 << 24
 
 
 def servable(name: str) -> bool:
-    """Whether a model may have this name on a server, where the name is a part of a URL."""
+    """Whether a model may have this name on a server, where the name is a part of a URL and of paths."""
     return _NAME.fullmatch(name) is not None and ".." not in name
 
 
@@ -55,7 +55,7 @@ def kind_of(path: Path, device: str) -> Entry:
     Files other than ONNX have the kind with their suffix. An ONNX file has the kind whose key is in its metadata, else
     plain ONNX; so has a file whose suffix no kind has.
     """
-    kinds = registered("model_kinds")
+    kinds = registered("model_kinds")  # ``about``: the table of a kind in its ``tool.toml``
     runnable = [kind for kind in kinds.values() if device in kind.about.get("devices", ())]
     by_suffix = [kind for kind in runnable if kind.about.get("suffix") == path.suffix]
     if path.suffix != ONNX_SUFFIX and by_suffix:
@@ -97,7 +97,7 @@ def metadata_keys(path: Path) -> frozenset[str]:
 
 
 def _entries(data: Glance) -> Iterator[dict[int, tuple[int, int]]]:
-    """For each metadata entry: field number (1 the key, 2 the value) -> its first byte and the byte behind its last."""
+    """Yield each metadata entry: number of a field (1 key, 2 value) -> its first byte, and the byte behind its last."""
     for number, start, end in fields(data, 0, len(data)):
         if number == _METADATA_FIELD and end - start <= _MOST_BYTES:
             yield {part: (first, last) for part, first, last in fields(data, start, end)}

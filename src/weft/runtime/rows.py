@@ -362,7 +362,7 @@ def _depends_on_size(node: OnnxNode, input_owners: Sequence[Owners | None], resu
     if node.op_type == "Reshape":
         return True
     rule = find(qualified(node)).rows
-    if rule is None or not rule.by_numbers or input_owners[0] is None:  # by numbers: of an input that selects samples
+    if rule is None or not rule.by_numbers or input_owners[0] is None:  # no values decide where rows go
         return False
     # Squeezed, because only the order of the samples counts, and not axes of size 1.
     return any(not np.array_equal(np.squeeze(input_owners[0]), np.squeeze(owners)) for owners in results)

@@ -91,7 +91,7 @@ class Follower:
         return Fact(valued=unsteady_inside or any(fact.valued for fact in results), unshaped=unsteady_inside)
 
     def _unsteady_inside(self, body: OnnxGraph, unshaped: bool, facts: Facts) -> bool:
-        """Whether the body of a control-flow node has an unsteady node; *unshaped*: whether its inputs may be that.
+        """Whether the body of a control-flow node has an unsteady node; *unshaped*: whether its inputs are.
 
         *facts*: of the tensors outside, which the body may read.
         """

@@ -53,7 +53,7 @@ def open_session(
     weights: Mapping[str, Array] | None = None,
     thrifty: bool = True,
 ) -> Any:
-    """Open a session; *save*: path for the optimised graph; *profile*: prefix of the trace file.
+    """Open a session; *save*: path for the optimised graph; *profile*: prefix of the trace file, if it is profiled.
 
     source: path or bytes of the model. threads: threads that compute one run. weights: external weights by name, passed
     as arrays, so that ONNX Runtime does not read their files. thrifty: tensors reuse the memory of others that are
@@ -143,6 +143,7 @@ def _datatype(argument: Any) -> str:
 
 
 def _size(dimension: Dimension) -> int:
+    """The size of a declared dimension; -1 if it is free."""
     return dimension if isinstance(dimension, int) else -1
 
 
@@ -153,11 +154,11 @@ def warm_shapes(arguments: Sequence[Any], given: Shapes) -> tuple[dict[str, tupl
     has another size; axes of the same name have the same size in all inputs. ``ModelError`` if *given* does not fit.
     """
     declared: dict[str, tuple[Dimension, ...]] = {argument.name: tuple(argument.shape) for argument in arguments}
-    settled = settle(given, declared)
-    for name, shape in settled.items():
+    given_shapes = settle(given, declared)  # and those that follow from them, by dimensions of the same name
+    for name, shape in given_shapes.items():
         if 0 in shape:
             raise ModelError(f"shape {written(shape)} does not fit input {name!r}: a sample has sizes from 1")
-    shapes = {name: settled.get(name) or one_sample(dimensions, declared) for name, dimensions in declared.items()}
+    shapes = {name: given_shapes.get(name) or one_sample(dimensions, declared) for name, dimensions in declared.items()}
     return shapes, [name for name, shape in shapes.items() if -1 in shape]
 
 

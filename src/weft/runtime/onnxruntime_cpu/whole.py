@@ -31,6 +31,7 @@ def open_whole(path: Path, options: LoadOptions) -> CpuModel | None:
             return None
         says_independent(session)  # only to refuse invalid metadata
         names = {value.name for value in session.get_inputs()}
+        # Of the file, not of the session, which reports inputs without dimensions as scalars.
         with suppress(IndexError):  # ONNX Runtime also opens files in formats of its own
             check_ranks(value for value in glanced_inputs(path) if value.name in names)
         warm_shapes(session.get_inputs(), options.shapes)
@@ -42,7 +43,7 @@ def open_whole(path: Path, options: LoadOptions) -> CpuModel | None:
 
 
 def whole_blueprint(session: Any, path: Path, optimised: OnnxModel | None) -> Blueprint:
-    """The blueprint of the model in one segment, before anything is measured.
+    """The blueprint of the model in one segment, before anything is measured; *session*: of the whole model.
 
     *optimised*: its graph as ONNX Runtime optimised it; None if that is not known.
     """
