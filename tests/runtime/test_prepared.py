@@ -212,7 +212,12 @@ def test_times_lie_straight_between_measured_sizes():
 def test_free_dimensions_are_not_guessed(tmp_path):
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3, "h")], [tensor("y", "n", 3, "h")])
     cold = prepare(path, LoadOptions())
-    assert cold.timing.warm_shapes is None and not cold.timing.times_s and cold.has_free_lengths and cold.batching.max_batch == 1
+    assert (
+        cold.timing.warm_shapes is None
+        and not cold.timing.times_s
+        and cold.has_free_lengths
+        and cold.batching.max_batch == 1
+    )
     assert cold.remarks == ("stays whole and was not measured: give shapes for the free dimensions of x",)
     assert cold.timing.times_at(3) == (0.0,)
     assert cold.run({"x": np.zeros((2, 3, 5), np.float32)})["y"].shape == (2, 3, 5)
