@@ -150,7 +150,7 @@ def _is_in_sample_order(owners: Owners, shape: Shape | None, first_owner: int) -
         rows = collapsed(owners, range(1, owners.ndim)).ravel()
     except Mixed:
         return False
-    rows = np.broadcast_to(rows, shape[:1] if shape else ())
+    rows = np.broadcast_to(rows, shape[:1] if shape else ())  # owners that are equal along an axis are stored once
     return bool(np.all((rows == 0) | (rows == np.arange(first_owner, first_owner + len(rows)))))
 
 

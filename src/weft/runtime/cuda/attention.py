@@ -100,7 +100,7 @@ def fuse_attention(model: OnnxModel) -> int:
         names = [match.queries.source, match.keys.source, match.values.source]
         fused = make_node(
             "MultiHeadAttention",
-            [*names, "", "", mask] if mask else names,
+            [*names, "", "", mask] if mask else names,  # "": no bias, and no padding of keys
             match.end.output,
             f"{match.end.name or match.end.output[0]}/attention",
             domain=DOMAIN,
@@ -142,7 +142,7 @@ class _Graph:
         # Forward from the softmax: product with the values, then the heads are joined.
         product = self._only_reader(softmax, "MatMul")
         join_heads = self._only_reader(self._only_reader(product, "Transpose", SPLIT), "Reshape")
-        if join_heads is None or product is None or product.input[0] != softmax.output[0]:
+        if join_heads is None or product is None or product.input[0] != softmax.output[0]:  # the weights stand left
             return None
         if _attribute(softmax, "axis", self._default_axis) not in self._last_axes:
             return None
@@ -198,7 +198,7 @@ class _Graph:
         if node is None or node.output[0] in self._outputs:
             return None
         users = [user for user in self.nodes if node.output[0] in user.input]
-        return self._maker_of(users[0].output[0], kind, order) if len(users) == 1 else None
+        return self._maker_of(users[0].output[0], kind, order) if len(users) == 1 else None  # the reader, or None
 
     def _split_mask(self, name: str) -> tuple[str, str | None]:
         """Split the tensor *name* into the scores before a mask was added, and the mask (None: no mask)."""

@@ -67,7 +67,7 @@ class DeviceModel(BlueprintModel):
         """Run all segments one after another, and wait; returns the outputs."""
         values: Any = inputs
         for segment in range(len(self.segments)):
-            launched = self.launch(Step(segment, [BatchPart(values)], len(next(iter(inputs.values())))))
+            launched = self.launch(Step(segment, [BatchPart(values)], rows=len(next(iter(inputs.values())))))
             values = launched.outputs[0].values
         launched.answered.wait()
         return launched.outputs[0].answers
@@ -269,11 +269,11 @@ class DeviceModel(BlueprintModel):
     def _uncaptured_values(self, segment: int, parts: list[BatchPart]) -> Mapping[str, Any]:
         """The values of all rows that continue, in the form that ``run_uncaptured`` takes."""
         if segment and len(parts) == 1 and parts[0].rows is None:
-            loose: Mapping[str, Any] = parts[0].values.values
-            return loose
+            unchanged: Mapping[str, Any] = parts[0].values.values
+            return unchanged
         arrays = [self._as_arrays(part.values) for part in parts]
-        selected = [a if part.rows is None else keep(a, part.rows, {}) for a, part in zip(arrays, parts, strict=True)]
-        return self._device_segments[segment].from_arrays(join(selected, {}))
+        selected = [a if p.rows is None else keep(a, p.rows, rowless={}) for a, p in zip(arrays, parts, strict=True)]
+        return self._device_segments[segment].from_arrays(join(selected, rowless={}))
 
     def _as_arrays(self, values: Any) -> dict[str, Any]:
         """Values of any kind as arrays on the host."""

@@ -173,6 +173,7 @@ class ModelPreparation:
             return None
         outputs = self._run_whole(blueprint, rung, random_batch(blueprint, rung.rows))
         for name, got in outputs.items():
+            # What was computed with 16 bits is compared with their tolerance.
             kind = np.float16 if self.model.half and got.dtype.kind == "f" else got.dtype
             expected = np.concatenate([alone[row % 2][name] for row in range(rung.rows)])
             if not close_enough(expected.astype(kind), got.astype(kind)):
@@ -298,6 +299,6 @@ def _length_s(blueprint: Blueprint, least_s: float, most_s: float) -> float:
     """The length of a segment, in seconds, that is compared with the grain.
 
     *least_s*, *most_s*: measured at the smallest and the largest batch size. The smallest round of a stitched model has
-    a row of each task, so its time is divided by them.
+    a row of each task, so its time is divided by their number.
     """
     return cutting.device_length_s(least_s / max(1, len(blueprint.tasks)), most_s)

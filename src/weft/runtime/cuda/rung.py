@@ -108,7 +108,7 @@ class Rung:
         whole, part_runs, bound_before = self._runs[WHOLE], {}, len(self._bound)
         try:
             for part, device in enumerate(parts, 1):
-                part_runs[part] = [
+                part_runs[part] = [  # what could not be captured on the whole device is not tried on parts
                     whole[index] if index in self.uncaptured else self._capture(segment.new_instance(device), device)
                     for index, segment in enumerate(self._segments)
                 ]

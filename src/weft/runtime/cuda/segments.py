@@ -38,10 +38,10 @@ class DeviceWeights:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.memories: list[Movable] = []
+        self.memories: list[Movable] = []  # in which the weights are
         self._values: dict[str, Any] = {}
         """Name -> weight in the form that sessions take; the values must outlive the sessions."""
-        self.bytes = 0
+        self.bytes = 0  # of all weights, without alignment
 
     def upload(self, path: Path) -> dict[str, Any]:
         """Upload the large weights of a model file, if they are not on the device yet; return all of them by name."""

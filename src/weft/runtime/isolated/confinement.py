@@ -190,7 +190,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
     try:
         granted = rights if os.path.isdir(path) else rights & _FILE_RIGHTS
         rule = _PathRule(granted, file)
-        _check_result(_libc().syscall(_ADD_RULE, rules, 1, ctypes.byref(rule), 0))
+        _check_result(_libc().syscall(_ADD_RULE, rules, 1, ctypes.byref(rule), 0))  # 1: a rule about a path
     finally:
         os.close(file)
 

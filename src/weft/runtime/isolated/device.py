@@ -151,7 +151,7 @@ class DeviceBackend(IsolatingBackend):
         except ModelError as error:
             model.remarks = (*model.remarks, f"not compiled: {error}")
             return cast(LoadedModel, model)
-        if folder is None:
+        if folder is None:  # the server learns later what is not marked as learned
             model.timing = dataclasses.replace(model.timing, learned=False)
             return cast(LoadedModel, model)
         compiled = super().open(path, dataclasses.replace(options, packages=str(folder)), cache, learn=False)

@@ -75,12 +75,13 @@ class TensorMemory:
             self.bytes[offset : offset + piece.nbytes] = piece.reshape(-1).view(np.uint8)
 
 
-def create_memory(needed: int, kept_bytes: int = KEPT_BYTES) -> tuple[TensorMemory, int]:
-    """Create shared memory of at least *needed* bytes; returns it with its file, which the caller sends and closes.
+def create_memory(needed_bytes: int, kept_bytes: int = KEPT_BYTES) -> tuple[TensorMemory, int]:
+    """Create shared memory of at least *needed_bytes*; returns it with its file, which the caller sends and closes.
 
     Memory that will be kept for later steps (up to *kept_bytes*) is rounded up to a power of two, so that they fit.
     """
-    size = max(LEAST_BYTES, 1 << (needed - 1).bit_length()) if needed <= kept_bytes else needed
+    rounded_bytes = max(LEAST_BYTES, 1 << (needed_bytes - 1).bit_length())
+    size = rounded_bytes if needed_bytes <= kept_bytes else needed_bytes
     file = os.memfd_create("weft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(file, size)

@@ -364,7 +364,7 @@ class WorkerProcess:
             except BaseException:
                 line.close()
                 raise
-            slots = 1 + MOST_AHEAD if lane.ahead else 1
+            slots = 1 + MOST_AHEAD if lane.ahead else 1  # steps that may be under way
             connection = self._lanes[lane.index] = LaneLine(line, lane.socket_reader, slots, lane.kept_bytes)
             lane.socket_reader.add(line, partial(self._read_report, connection))
             if self.death:  # _handle_death ran before this line was in _lanes
@@ -521,7 +521,7 @@ class WorkerProcess:
     def _wait_for_report(self, lane: LaneLine, timeout_s: float) -> bool:
         """Wait up to *timeout_s* seconds for a report of a lane and handle it; False if there was none."""
         file, poll = lane.line.file, select.poll()
-        if file < 0:
+        if file < 0:  # it is closed
             return False
         poll.register(file, select.POLLIN)
         return bool(poll.poll(timeout_s * 1e3)) and self._read_report(lane)
@@ -595,7 +595,7 @@ class WorkerProcess:
         promised = {output.values.number: output.values for output in run.onward} if run.onward else {}
         outputs: list[StepOutput] = []
         for number, answers in report.outputs:
-            values = promised.get(number) or HeldValues(self, int(number), run.model.number) if number else {}
+            values = (promised.get(number) or HeldValues(self, int(number), run.model.number)) if number else {}
             outputs.append(StepOutput(values, packets.restore(answers, report.source, copied=True)))
         run.model.check(run.step.segment, run.step.rows, outputs)
         if run.evicted is not None:

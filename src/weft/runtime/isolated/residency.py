@@ -124,7 +124,7 @@ class Residency:
         if begins and self._claim != number and time.monotonic() < self._claimed_until_s:
             raise WorkerDied("it gives way to a model that waits for the device's memory", again_s=AGAIN_S)
         self._resident.move_to_end(number)
-        return [] if number in self._unconfirmed else None
+        return [] if number in self._unconfirmed else None  # []: bring it back again, and evict nothing
 
     def _choose_evicted(self, number: int, lacking_bytes: int) -> list[int]:
         """Choose least recently used models to evict for model *number*, so that *lacking_bytes* are freed.

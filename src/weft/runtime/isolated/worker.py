@@ -154,7 +154,7 @@ class ModelWorker:
             if region is not None:
                 region.close()
         except Exception:
-            log.exception("a region of a client's could not be given back")
+            log.exception("a region of a client could not be closed")
 
     # Calls
 
@@ -187,7 +187,7 @@ class ModelWorker:
 
         cache: path of a folder; empty: none. learn: False: ``NotLearned`` if the cache does not have the model.
         """
-        shapes = {name: tuple(shape) for name, shape in options["shapes"].items()}
+        shapes = {name: tuple(shape) for name, shape in options["shapes"].items()}  # JSON has no tuples
         load_options = LoadOptions(**{**options, "shapes": shapes, "exits": tuple(options["exits"])})
         self.models[number] = model = self.engine.open(
             Path(path), load_options, Path(cache) if cache else None, learn=learn
@@ -233,7 +233,7 @@ def _fork_worker(line: Line, packet: Packet, engine: str) -> int:
         os.close(read_end)
         os.close(write_end)
         line.close()
-        _become_worker(packet.files[0], engine, *packet.head)
+        _become_worker(packet.files[0], engine, *packet.head)  # never returns
     os.close(write_end)
     try:
         os.waitpid(between, 0)

@@ -154,6 +154,7 @@ class CpuModel(BlueprintModel):
         if rows in self._warmed_rows or shapes is None:
             return
         feed = sample(self.inputs, shapes, seed=0, values=self.blueprint.values)
+        # Rows of a stitched model's tasks in turn.
         by_task = [{name: feed[name] for name in task.inputs.values()} for task in self.blueprint.tasks] or [feed]
         self.run(self.gather([by_task[row % len(by_task)] for row in range(rows)]))
         self._warmed_rows.add(rows)
@@ -169,8 +170,8 @@ class CpuModel(BlueprintModel):
         results = [self.run_segment(segment, values, options) for values in self._gather_rows(step)]
         if segment == last:
             return [StepOutput({}, outputs) for outputs in results]
-        name = self._exit_at.get(segment)
-        return [StepOutput(values, {} if name is None else {name: values[name]}) for values in results]
+        exit_name = self._exit_at.get(segment)
+        return [StepOutput(values, {exit_name: values[exit_name]} if exit_name else {}) for values in results]
 
     def _gather_rows(self, step: Step) -> list[dict[str, Any]]:
         """The values, by name, of the rows that go on, for each batch to compute: all parts joined, or each alone."""

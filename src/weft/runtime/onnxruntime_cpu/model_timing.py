@@ -245,7 +245,7 @@ def _choose_largest_batch(bench: _Measurement) -> BatchTimes:
             break
         best = size
     times_s = {size: times for size, times in bench.medians_s().items() if size <= best}
-    return BatchTimes(times_s, True, best, (remark,) if remark else ())
+    return BatchTimes(times_s, batchable=True, max_batch=best, remarks=(remark,) if remark else ())
 
 
 def _sizes_to_try(tasks: int) -> list[int]:
@@ -282,7 +282,7 @@ def _time_up_to(bench: _Measurement, max_batch: int) -> BatchTimes:
         if (reason := bench.row_mismatch(size)) is not None:
             raise ModelError(f"max_batch is {max_batch}, but its batches must be smaller: {reason}")
     bench.repeat(1, *sizes)
-    return BatchTimes(bench.medians_s(), True, max_batch)
+    return BatchTimes(bench.medians_s(), batchable=True, max_batch=max_batch)
 
 
 def crossing(model: CpuModel, shapes: Shapes) -> Crossing:

@@ -378,10 +378,10 @@ class _Preparation:
         nodes = profile(model, self.folder, self.options.threads, feed, self.allowance)
         scale = min(whole_s / max(sum(nodes.times_s), 1e-9), 1.0)  # the profiler takes time at every node
         return _Profiled(
-            [time_s * scale for time_s in nodes.times_s],
-            cutting.crossing_bytes(model.graph, nodes.tensors),
-            {name: tensor.element_type for name, tensor in nodes.tensors.items()},
-            cutting.scratch_bytes(model.graph, nodes.tensors),
+            times_s=[time_s * scale for time_s in nodes.times_s],
+            crossing=cutting.crossing_bytes(model.graph, nodes.tensors),
+            types={name: tensor.element_type for name, tensor in nodes.tensors.items()},
+            inner_bytes=cutting.scratch_bytes(model.graph, nodes.tensors),
         )
 
     def _reopen_whole(self, whole: CpuModel) -> CpuModel:

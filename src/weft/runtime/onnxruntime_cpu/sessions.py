@@ -214,7 +214,7 @@ def shrink_arena() -> None:
     """Return scratch memory that no run uses now to the system."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    _idle_session().run(None, {"x": np.zeros(1, np.float32)}, options)
+    _idle_session().run(None, {"x": np.zeros(1, np.float32)}, options)  # it shrinks at the end of a run
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)
 
@@ -239,7 +239,7 @@ def _register_arena() -> None:
 
 @cache
 def _idle_session() -> Any:
-    """A session with a trivial model: the arena shrinks only at the end of a run."""
+    """A session with a trivial model, for ``shrink_arena``."""
     x, y = (declared(name, ElementType.FLOAT, [1]) for name in "xy")
     model = make_model([make_node("Identity", "x", "y")], "idle", [x], [y], opset=13, ir_version=8)
     return open_session(model.SerializeToString(), 1, optimise=False)

@@ -34,7 +34,7 @@ def open_whole(path: Path, options: LoadOptions) -> CpuModel | None:
         # Of the file, not of the session, which reports inputs without dimensions as scalars.
         with suppress(IndexError):  # ONNX Runtime also opens files in formats of its own
             check_ranks(value for value in glanced_inputs(path) if value.name in names)
-        warm_shapes(session.get_inputs(), options.shapes)
+        warm_shapes(session.get_inputs(), options.shapes)  # only to refuse shapes that do not fit
         blueprint = whole_blueprint(session, path, None).model_copy(update={"remarks": (REMARK,)})
         check_values(blueprint.inputs, options.values)
     except ModelError as error:
