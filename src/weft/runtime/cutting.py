@@ -163,7 +163,7 @@ def choose_cuts(
     """
     total_s = sum(times_s)
     cuts = _cut_stretches(times_s, crossing, grain_s, forced)
-    while len(cuts) >= max(max_pieces, len(forced) + 1):
+    while len(cuts) >= max(max_pieces, len(forced) + 1):  # a piece too many; forced cuts stay
         grain_s = max(grain_s * _GROWTH, total_s / max_pieces)
         cuts = _cut_stretches(times_s, crossing, grain_s, forced)
     return cuts

@@ -538,7 +538,8 @@ def _completion(lane: Lane, task: LaneTask, end: StepEnd) -> Completion:
         error = _take(task, outputs)
     times = LayerTimes(began, began, began, ended)
     stopped = task.aborted and error is not None
-    return Completion(task.candidate, times, stopped, None if stopped else error, task.work, lane.index)
+    error = None if stopped else error
+    return Completion(task.candidate, times, aborted=stopped, error=error, work=task.work, lane=lane.index)
 
 
 def _abortable(task: LaneTask) -> bool:

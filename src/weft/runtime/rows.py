@@ -242,9 +242,9 @@ class _Run:
         return to_array(self.weights[name])
 
     def _compute_variant(self, node: OnnxNode, variant: OnnxNode, replaced: Mapping[int, Array]) -> Sequence[Array]:
-        """Run *variant*, a variant of *node*, and return its outputs.
+        """Run *variant*, a variant of *node*, on owners in place of values, to see where it moves them.
 
-        replaced: input position -> values; the other inputs have the values of the traced run.
+        replaced: input position -> owners as numbers; the other inputs have the values of the traced run.
         """
         single = copied(variant)
         fill(single.input, [f"in{position}" if name else "" for position, name in enumerate(variant.input)])

@@ -206,6 +206,7 @@ class _Graph:
         if addition is None:
             return name, None
         first, second = addition.input
+        # The scores are a product.
         return (first, second) if self._maker_of(self._split_scale(first)[0], "MatMul") else (second, first)
 
     def _split_scale(self, name: str) -> tuple[str, float]:
@@ -264,7 +265,7 @@ class _Graph:
         """Write the nodes that are still needed to *model*, producers before their readers."""
         graph, wanted_names, needed_nodes = model.graph, set(self._outputs), list[OnnxNode]()
         masks = {node.output[0]: node for node in self._mask_nodes}
-        for node in reversed(self.nodes):
+        for node in reversed(self.nodes):  # so that readers come before producers
             if wanted_names.intersection(node.output):
                 needed_nodes.append(node)
                 wanted_names |= names_read(node)

@@ -357,7 +357,8 @@ class HostDevice:
 
     @contextmanager
     def lane_context(self, lane: int = 0) -> Iterator[None]:
-        previous_part, self._thread_lane.part = self.part, self.cuts.part_of(lane) if self.cuts.cuts else 0
+        previous_part = self.part
+        self._thread_lane.part = self.cuts.part_of(lane) if self.cuts.cuts else 0
         try:
             yield
         finally:

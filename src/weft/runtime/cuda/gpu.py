@@ -180,13 +180,16 @@ class Gpu:
         if part in self._part_views:
             return self._part_views[part]
         self.memory()  # any call gives this thread a context, which the driver needs
-        session_part = self._cut_once()[1][part - 1] if part else None
-        handle = another_stream(session_part) if session_part else _new_stream()
-        owned = copy(self)  # shares the lanes, the partition and the registered buffers
-        owned._use_session_stream(torch.cuda.ExternalStream(handle, device=self._device), session_part)
+        session_part = None
         if part:
-            self._part_views[part] = owned
-        return owned
+            _, parts, _ = self._cut_once()
+            session_part = parts[part - 1]
+        handle = another_stream(session_part) if session_part else _new_stream()
+        view = copy(self)  # shares the lanes, the partition and the registered buffers
+        view._use_session_stream(torch.cuda.ExternalStream(handle, device=self._device), session_part)
+        if part:
+            self._part_views[part] = view
+        return view
 
     def _streams(self, lane: int) -> _LaneStreams:
         """The streams of a lane, created when they are first used."""
@@ -208,8 +211,8 @@ class Gpu:
             "user_compute_stream": str(self._sessions.cuda_stream),
             "use_tf32": 0,  # TF32 rounds factors to 10 bits
             "prefer_nhwc": int(channels_last),
-            "arena_extend_strategy": "kSameAsRequested",
-            "cudnn_conv_algo_search": "HEURISTIC",
+            "arena_extend_strategy": "kSameAsRequested",  # by no more than is needed
+            "cudnn_conv_algo_search": "HEURISTIC",  # trials would take time and memory at every opening
         }
         return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 

@@ -47,13 +47,13 @@ class DeviceModel(BlueprintModel):
         self,
         device: Device,
         blueprint: Blueprint,
-        sessions: Sequence[DeviceSegment],
+        segments: Sequence[DeviceSegment],
         weights: DeviceWeights,
         rungs: Sequence[Rung],
     ) -> None:
-        """sessions: its segments, in order. rungs: its captured batch sizes, ascending."""
+        """rungs: its captured batch sizes, ascending."""
         super().__init__(blueprint)
-        self._device, self._device_segments, self._weights, self._rungs = device, list(sessions), weights, list(rungs)
+        self._device, self._device_segments, self._weights, self._rungs = device, list(segments), weights, list(rungs)
         # Held while memory is evicted, brought back or freed, so that none of these happens half-way through another.
         self._memory_lock, self._in_memory = threading.Lock(), True
         self._live_names = live_after(blueprint)  # for each segment, the names of the values that are needed after it
@@ -200,7 +200,7 @@ class DeviceModel(BlueprintModel):
         read_names = self._device_segments[segment].spec.inputs
         if len(parts) == 1 and parts[0].rows is None:
             values: DeviceValues = parts[0].values
-            for name in read_names:  # another batch may have overwritten them since, after they were copied elsewhere
+            for name in read_names:  # values were copied elsewhere if another batch has used the rung since
                 if values.tensors[name] is not values.rung.tensors[name]:
                     self._copy_to_rung(values, name, values.tensors[name])
             return values

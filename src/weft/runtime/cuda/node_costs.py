@@ -36,7 +36,8 @@ def _estimate_s(
             dims, kind = weights[name]
             item_bytes = numpy_dtype(kind).itemsize
             moved_bytes += math.prod(dims) * item_bytes
-            if is_product and len(dims) > 1:  # each output element sums over the weight's other dimensions
+            # Each output element sums over the weight but for its output dimension: the first or the last, the larger.
+            if is_product and len(dims) > 1:
                 products = max(products, output_bytes / item_bytes * math.prod(dims) / max(dims[0], dims[-1]))
     return guess_s(moved_bytes, products)
 

@@ -206,7 +206,7 @@ class ModelPreparation:
         if (reason := self.model.whole_because()) is not None:
             self.remarks += [f"stays whole: it {reason}"] if whole.tasks else []
             return whole
-        guesses_s = node_costs.scaled(self.model.guessed_s(), (), [length_s])
+        guesses_s = node_costs.scaled(self.model.guessed_s(), (), [length_s])  # no cuts: they add up to the whole
         cuts = cutting.choose_cuts(guesses_s, crossing, grain_s, max_pieces, self.forced)
         if whole.tasks and not cuts:
             self.remarks.append("stays whole: something else than floating-point numbers crosses every cut")

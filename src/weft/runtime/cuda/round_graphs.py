@@ -155,7 +155,7 @@ def _concat_padding(node: OnnxNode, tensors: Mapping[str, SeenTensor]) -> list[l
         return None
     pads = []
     for index in range(len(sizes)):
-        padding = [0] * (2 * rank)
+        padding = [0] * (2 * rank)  # first before all axes, then behind them
         padding[axis], padding[rank + axis] = sum(sizes[:index]), sum(sizes[index + 1 :])
         pads.append(padding)
     return pads

@@ -82,8 +82,10 @@ def round_times(by_size: Mapping[int, Times], max_batch: int, tasks: int) -> dic
     """
     sizes = sorted(by_size)
     # Rows of the busiest task -> the times of all rounds that they need.
-    times = {most: _sum_times([by_size[size] for size in rounds(most, sizes)]) for most in range(1, max_batch + 1)}
-    return {rows: times[busiest(rows, tasks)] for rows in range(1, max_batch + 1)}
+    times_by_most = {
+        most: _sum_times([by_size[size] for size in rounds(most, sizes)]) for most in range(1, max_batch + 1)
+    }
+    return {rows: times_by_most[busiest(rows, tasks)] for rows in range(1, max_batch + 1)}
 
 
 def likeness_by_rows(blueprint: Blueprint) -> dict[int, GpuLikeness]:
@@ -164,8 +166,8 @@ class StitchedDeviceModel(DeviceModel):
             tensors |= _split_rows(concatenated, group)
         first_row, most_rows = 0, max([tensor.shape[0] for tensor in tensors.values()], default=0)
         for size in rounds(most_rows, [rung.rows for rung in self._rungs]):
-            longer = {name: tensor for name, tensor in tensors.items() if tensor.shape[0] > first_row}
-            round_inputs = {name: tensor[first_row : first_row + size] for name, tensor in longer.items()}
+            remaining = {name: tensor for name, tensor in tensors.items() if tensor.shape[0] > first_row}
+            round_inputs = {name: tensor[first_row : first_row + size] for name, tensor in remaining.items()}
             yield self._enter_round(size, round_inputs)
             first_row += size
 

@@ -183,11 +183,13 @@ class ProgramFile:
 
     def _bound_rows(self, program: TorchProgram) -> None:
         """Limit batches to the rows that *program* was exported for; ``ModelError`` if the options ask for more."""
-        most, requested = program.most_rows(), self.options.max_batch
-        if requested is not None and most is not None and requested > most:
-            raise ModelError(f"max_batch is {requested}, but it was exported for at most {most} rows")
-        if requested is None and most is not None and most < LARGEST_UNASKED:
-            self.options = dataclasses.replace(self.options, max_batch=most)
+        exported_rows, requested = program.most_rows(), self.options.max_batch
+        if exported_rows is None:
+            return
+        if requested is not None and requested > exported_rows:
+            raise ModelError(f"max_batch is {requested}, but it was exported for at most {exported_rows} rows")
+        if requested is None and exported_rows < LARGEST_UNASKED:
+            self.options = dataclasses.replace(self.options, max_batch=exported_rows)
 
     def _expected_outputs(self, program: TorchProgram, feed: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the unconverted program on the CPU."""

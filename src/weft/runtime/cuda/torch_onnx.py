@@ -53,7 +53,7 @@ def folded(model: OnnxModel, shapes: Mapping[str, Sequence[int]]) -> OnnxModel:
     """
     for value in request_inputs(model.graph):
         value.CopyFrom(declared(value.name, value.type.tensor_type.elem_type, list(shapes[value.name])))
-    for value in model.graph.output:  # a declared size is kept from a file that was exported for another batch
+    for value in model.graph.output:  # their declared sizes may be those of another batch, and would be kept
         if dimensions(value) is not None:
             value.type.tensor_type.ClearField("shape")
     del model.graph.value_info[:]

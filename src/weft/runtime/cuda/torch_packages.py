@@ -53,7 +53,10 @@ def open_package(folder: Path, device: int) -> Any:
     (code,) = folder.glob("*.so")
     if device < 0:
         return torch._C._aoti.AOTIModelContainerRunnerCpu(str(code), RUNS_AT_A_TIME)
-    return torch._C._aoti.AOTIModelContainerRunnerCuda(str(code), RUNS_AT_A_TIME, f"cuda:{device}", str(folder), True)
+    device_name, single_threaded = f"cuda:{device}", True
+    return torch._C._aoti.AOTIModelContainerRunnerCuda(
+        str(code), RUNS_AT_A_TIME, device_name, str(folder), single_threaded
+    )
 
 
 class PackagedSegment:

@@ -234,8 +234,8 @@ class TorchProgram:
             self.piece(cut, len(self.nodes))
         except NoCut:
             return False
-        others = [node for node in self.nodes[:cut] if not _is_tensor(node) and not _is_size(node)]
-        return all(self._last_use.get(node.name, -1) < cut for node in others)
+        neither = [node for node in self.nodes[:cut] if not _is_tensor(node) and not _is_size(node)]
+        return all(self._last_use.get(node.name, -1) < cut for node in neither)
 
     # Running
 
@@ -349,7 +349,7 @@ def _output_names(exported: Any, count: int) -> list[str]:
 
 
 def _weights(exported: Any) -> dict[str, Any]:
-    """Parameters and buffers; a tensor with several names occurs once."""
+    """Node -> parameter or buffer; a tensor with several names occurs once."""
     signature = exported.graph_signature
     sources = {**exported.constants, **exported.state_dict}
     kinds = ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")

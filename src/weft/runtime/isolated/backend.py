@@ -124,7 +124,7 @@ class IsolatingBackend(BackendDefaults):
         self._carrier = ThreadPoolExecutor(1, "carrier")  # a thread pool that copies large tensors of steps and reports
         self._socket_reader: SocketReader | None = None
         self._numbers = itertools.count(1)
-        # Guards _groups, _users and _past: models are opened and closed on several threads.
+        # Guards _groups, _model_counts and _past_counts: models are opened and closed on several threads.
         self._lock = threading.Lock()
         self._groups: dict[str, WorkerGroup] = {}
         self._model_counts: dict[WorkerGroup, int] = {}

@@ -306,7 +306,7 @@ def _encode_texts(values: Array) -> Array:
 
 def _decode_texts(data: bytes, count: int) -> list[bytes]:
     """The inverse of ``_encode_texts`` for *count* texts; ValueError if the lengths do not fit."""
-    if len(data) < 4 * count:
+    if len(data) < 4 * count:  # a length has 4 bytes
         raise ValueError(f"{count} texts in {len(data)} bytes")
     lengths = np.frombuffer(data, np.uint32, count).tolist() if count else []
     if 4 * count + sum(lengths) != len(data):

@@ -298,9 +298,8 @@ class WorkerLane:
             outputs.append((number, packets.describe(output.answers, layout)))
         problem = encode_error(end.error) if end.error else None
         is_inline = layout.size <= packets.INLINE_BYTES
-        place = (
-            0 if is_inline else job.slot + 1
-        )  # 0: tensors are in the packet; else in shared memory of slot place - 1
+        # 0: tensors are in the packet; else in the shared memory of slot place - 1.
+        place = 0 if is_inline else job.slot + 1
         head = ["over", job.run, end.began, end.ended, outputs, place, problem]  # as ``receive_report`` unpacks it
         if is_inline:
             self._line.send(head, layout.padded_pieces(), wait=True)

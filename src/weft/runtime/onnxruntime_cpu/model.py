@@ -171,7 +171,7 @@ class CpuModel(BlueprintModel):
         if segment == last:
             return [StepOutput({}, outputs) for outputs in results]
         exit_name = self._exit_at.get(segment)
-        return [StepOutput(values, {exit_name: values[exit_name]} if exit_name else {}) for values in results]
+        return [StepOutput(values, {} if exit_name is None else {exit_name: values[exit_name]}) for values in results]
 
     def _gather_rows(self, step: Step) -> list[dict[str, Any]]:
         """The values, by name, of the rows that go on, for each batch to compute: all parts joined, or each alone."""

@@ -223,7 +223,7 @@ def _holds_for_other_shapes(bench: _Measurement, shapes: Shapes, judge: Judge) -
     Sizes that differ by one have no common factor, so that a graph that mixes rows cannot look right in both.
     """
     declared_shapes = {spec.name: spec.shape for spec in bench.model.inputs}
-    larger = {
+    larger = {  # + True is + 1
         name: (shape[0], *(size + (declared_shapes[name][axis] == -1) for axis, size in enumerate(shape[1:], 1)))
         for name, shape in shapes.items()
     }

@@ -269,6 +269,7 @@ class _Preparation:
             "any_shapes": times.any_shapes,
             "times_s": times.times_s,
             "remarks": times.remarks,
+            # The inner tensors were measured with a row of each task.
             "memory_bytes": model.blueprint.memory_bytes
             + inner_bytes * times.max_batch // max(1, len(model.blueprint.tasks)),
         }

@@ -180,18 +180,18 @@ def explain(error: Exception) -> Exception:
         return error
     text = str(error)
     if any(phrase in text for phrase in _OVERFLOWS):
-        return UnfitInputs(f"{_node(text)} asks for a tensor whose size does not fit into 64 bits")
+        return UnfitInputs(f"{_failed_node(text)} asks for a tensor whose size does not fit into 64 bits")
     if (requested := _REQUESTED.search(text)) is None:
         return (MemoryError if "allocate" in text else UnfitInputs)(first_line(error))
     size, limit = int(requested[1]), memory_limit_bytes()
     # A tensor is held at least twice: as an output, and in the next operator's output or the bytes of the answer. So no
     # tensor of more than half the memory can ever be computed; a smaller one failed because of other requests.
     if 2 * size > limit:
-        return UnfitInputs(f"{_node(text)} asks for a tensor of {size} bytes, and the memory has {limit}")
-    return MemoryError(f"{_node(text)} found no memory for a tensor of {size} bytes")
+        return UnfitInputs(f"{_failed_node(text)} asks for a tensor of {size} bytes, and the memory has {limit}")
+    return MemoryError(f"{_failed_node(text)} found no memory for a tensor of {size} bytes")
 
 
-def _node(text: str) -> str:
+def _failed_node(text: str) -> str:
     """The type and name of the operator that failed, from ONNX Runtime's message."""
     node = _NODE.search(text)
     if node is None:

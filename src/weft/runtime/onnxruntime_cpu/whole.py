@@ -84,7 +84,7 @@ def named_exits(options: LoadOptions, session: Any) -> tuple[str, ...]:
         if name not in outputs:
             raise ModelError(f"exits: {unknown_name('output', name, outputs)}")
     check_once(exits)
-    return exits if len(exits) > 1 else ()
+    return exits if len(exits) > 1 else ()  # a single exit is the end
 
 
 def says_independent(session: Any) -> bool:
