@@ -40,7 +40,7 @@ from weft.runtime.cuda.engine import device_named
 from weft.runtime.cuda.packages import CompileJob, find
 from weft.runtime.cuda.precision import difference
 from weft.runtime.cuda.preparing import prepare_on
-from weft.runtime.cuda.torch_files import where
+from weft.runtime.cuda.torch_files import torch_device_name
 from weft.runtime.cuda.torch_onnx import OnnxModule, folded
 from weft.runtime.cuda.torch_packages import PackagedSegment
 from weft.runtime.cuda.torch_types import PRECISIONS
@@ -98,7 +98,7 @@ class Row:
 
     def __init__(self, device: Any, network: Network, rows: int, precision: str) -> None:
         self.device, self.network, self.rows, self.precision = device, network, rows, precision
-        self.where, self.dtype = where(device), PRECISIONS[precision]
+        self.where, self.dtype = torch_device_name(device), PRECISIONS[precision]
         rng = np.random.default_rng(0)
         kinds = {value.name: value.type.tensor_type.elem_type for value in load(network.path).graph.input}
         self.feed: dict[str, Any] = {}
@@ -169,8 +169,8 @@ class Row:
         shapes = {name: array.shape for name, array in self.feed.items()}
         segment.add(self.rows, shapes)
         print(f"    loaded in {time.perf_counter() - began_s:.2f} s", flush=True)
-        values = segment.loose(self.feed)
-        return lambda: list(segment.run_loose(values).values())
+        values = segment.from_arrays(self.feed)
+        return lambda: list(segment.run_uncaptured(values).values())
 
     def measured(self, folder: Path, compiler: str, rivals: str, row_s: float) -> dict[str, Any]:
         """rivals: a regular expression of those that are measured."""
@@ -247,7 +247,7 @@ def run(asked: argparse.Namespace, folder: Path) -> None:
     done["machine"] = {**machine("torch", "onnx"), "device": device.name, "onnxruntime": ort.__version__}
     torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32 = True, False
     # compilers guard against another mode: all that is compiled and captured is in this one
-    with device.on(), torch.inference_mode(False), torch.no_grad():
+    with device.lane_context(), torch.inference_mode(False), torch.no_grad():
         rows: dict[str, Row] = {}
         for name, (make, sizes) in NETWORKS.items():
             keys = {f"{name} b{count} {asked.precision}": count for count in sizes}

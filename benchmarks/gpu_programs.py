@@ -65,7 +65,7 @@ def replayed_ms(run: Any, finish: Any, seconds: float) -> float:
 def bare_ms(device: Any, net: nn.Module, rows: int, width: int, seconds: float) -> float:
     """The module as one graph."""
     where = "cpu" if device.kind == "cpu" else f"cuda:{device.index}"
-    with device.on():
+    with device.lane_context():
         half = net.half().to(where)
         x = torch.randn(rows, TOKENS, width, device=where, dtype=torch.float16)
 
@@ -88,7 +88,7 @@ def program(device: Any, path: Path, rows: int, grain_s: float, seconds: float) 
         for segment in range(len(model.segments)):
             rung.run(segment)
 
-    with device.on():
+    with device.lane_context():
         took_ms = replayed_ms(run, device.finish, seconds)
     results = {
         "ms": took_ms,

@@ -124,7 +124,7 @@ def bare(name: str, on: str, seconds: float) -> dict[int, dict[str, Any]]:
 
 def _replayed(device: Any, model: Any, rows: int, seconds: float) -> dict[str, float]:
     rung = next(rung for rung in model._rungs if rung.rows >= rows)
-    with device.on():
+    with device.lane_context():
         replays, began_s = 0, time.perf_counter()
         while time.perf_counter() - began_s < seconds:
             for _ in range(50):

@@ -136,7 +136,7 @@ def measured(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
         model = said("weft", lambda: prepare_on(device, path, _options(given)))
         if not isinstance(model, StitchedDeviceModel):
             raise SystemExit(f"not on the device: {model.remarks[-1]}")
-        with device.on():
+        with device.lane_context():
             body, answers, row["weft"] = served(model, models.pictures)
             ms = said("timed", lambda: times_ms({"weft": body, "fused": kernel}))
     for name, time_ms in ms.items():

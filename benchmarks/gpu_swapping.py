@@ -48,11 +48,11 @@ def returned() -> dict[str, Any]:
     host = torch.empty(MOVED_BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(MOVED_BYTES, dtype=torch.uint8, device="cuda")
     back, away, bus = [], [], []
-    with device.on():
+    with device.lane_context():
         for _ in range(REPEATS):
             for times, what in (
-                (back, model.come_back),
-                (away, model.leave),
+                (back, model.restore),
+                (away, model.evict),
                 (bus, lambda: there.copy_(host, non_blocking=True)),
             ):
                 began_s = time.perf_counter()

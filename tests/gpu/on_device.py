@@ -67,7 +67,7 @@ def opened(gpu: Any, path: Path, options: LoadOptions = FINE) -> Any:
 def through(gpu: Any, model: Any, feeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Batches in turns, segment by segment."""
     values: list[Any] = list(feeds)
-    with gpu.on():
+    with gpu.lane_context():
         for segment in range(len(model.segments)):
             launched = [model.launch(Step(segment, [BatchPart(each)], len(feeds[0]["x"]))) for each in values]
             values = [each.outputs[0].values for each in launched]
@@ -93,7 +93,7 @@ def test_stitched_models_are_captured_and_give_what_the_cpu_gives(gpu: Any, form
     for mix in ((1, 1, 1), (0, 2, 0), (3, 0, 1), (0, 5, 2)):
         given = samples(model, mix)
         parts = [BatchPart(each) for each in given]
-        with gpu.on():
+        with gpu.lane_context():
             for segment in range(len(model.segments)):
                 launched = model.launch(Step(segment, parts, sum(mix)))
                 parts = [BatchPart(launched.outputs[0].values)]
@@ -111,7 +111,7 @@ def test_stitched_models_in_the_fused_form_are_captured_and_come_back(
     from weft_stitch.on_device import StitchedFile
 
     monkeypatch.setattr(
-        StitchedFile, "workshop", lambda file, blueprint: file._fused_preparation()
+        StitchedFile, "choose_preparation", lambda file, blueprint: file._fused_preparation()
     )  # whatever is quicker
     path, cache = described_file(tmp_path / "body.onnx", architecture), tmp_path / "cache"
     options = replace(FINE, max_batch=8, precision=precision)
@@ -123,13 +123,13 @@ def test_stitched_models_in_the_fused_form_are_captured_and_come_back(
         for mix in ((1, 1, 1), (0, 2, 0), (3, 0, 1), (0, 5, 2)):
             given = samples(model, mix)
             parts = [BatchPart(each) for each in given]
-            with gpu.on():
+            with gpu.lane_context():
                 for segment in range(len(model.segments)):
                     launched = model.launch(Step(segment, parts, sum(mix)))
                     parts = [BatchPart(launched.outputs[0].values)]
                 launched.answered.wait()
-                model.leave()
-                model.come_back()
+                model.evict()
+                model.restore()
             for name, right in body.run(body.gather(given)).items():
                 found = launched.outputs[0].answers[name]
                 assert found.shape == right.shape
@@ -156,13 +156,13 @@ def test_encoders_with_one_body_answer_as_their_files_and_come_and_go(
     mix = [(2, 1, 7), (0, 2, 33), (2, 3, 5), (1, 1, 64), (0, 1, 1), (1, 20, 40)]
     asked = [(encoders[task], sentences(rows, length, task)) for task, rows, length in mix]
     learned = bodies.opened(first, options, gpu, cache)
-    with gpu.on():
+    with gpu.lane_context():
         bodies.check(learned, asked, near)
     learned.close()
     model = bodies.opened(first, options, gpu, cache, learn=False)
     taken = bodies.opened(more, options, gpu, cache, learn=False)
     assert taken._body is model._body, "in place"
-    with gpu.on():
+    with gpu.lane_context():
         bodies.check(model, asked, near)
         bodies.check(taken, [*asked, (encoders[3], sentences(2, 50))], near)
     model.close()
@@ -204,7 +204,7 @@ def test_samples_leave_at_exits_on_the_device(gpu: Any, tmp_path: Path) -> None:
     path = leaving(tmp_path / "leaving.onnx")
     model = opened(gpu, path, LoadOptions(grain_s=1.0, max_batch=4, exits=("early", "late")))
     feed = drawn(3)
-    with gpu.on():
+    with gpu.lane_context():
         first = model.launch(Step(0, [BatchPart(feed)], 3))
         first.answered.wait()
         np.testing.assert_allclose(first.outputs[0].answers["early"], wanted(path, feed, "early"), rtol=1e-4, atol=1e-5)
@@ -226,12 +226,12 @@ def test_programs_of_torch_are_captured_and_come_back(gpu: Any, tmp_path: Path, 
     for rows in (1, 3, 4, 9):
         right = net_wanted(net, images_drawn(rows)).numpy()
         for _ in range(2):
-            with gpu.on():
+            with gpu.lane_context():
                 found = model.run(images_drawn(rows))["output"]
             assert np.abs(found - right).max() < near * np.abs(right).max()
-            with gpu.on():
-                model.leave()
-                model.come_back()
+            with gpu.lane_context():
+                model.evict()
+                model.restore()
 
 
 def test_sizes_of_programs_are_told_by_what_crosses(gpu: Any, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_sizes_of_programs_are_told_by_what_crosses(gpu: Any, tmp_path: Path) ->
     model = opened(gpu, path, options)
     assert len(model.segments) > 8 and not model.uncaptured()
     for rows, count in ((1, 5), (3, 5), (2, 9)):
-        with gpu.on():
+        with gpu.lane_context():
             found = model.run(draw_sentences(rows, count))
         for name, right in net_wanted(net, draw_sentences(rows, count)).items():
             np.testing.assert_allclose(found[name], right, rtol=1e-3, atol=1e-4)
@@ -253,7 +253,7 @@ def far_off(gpu: Any, path: Path, options: LoadOptions, rows: Callable[[Any], di
     """How far the answers on the device are off the CPU's, and the model there."""
     cpu, model = prepare(path, replace(options, grain_s=0.005)), opened(gpu, path, options)
     feed = rows(cpu.inputs)
-    with gpu.on():
+    with gpu.lane_context():
         found = model.run(feed)
     right = cpu.run(feed)
     return difference({name: right[name] for name in found}, found), model
@@ -344,14 +344,14 @@ def test_a_model_leaves_the_memory_and_comes_back_to_what_was_captured(
     engine = CudaEngine("cuda:0")
     engine._device = gpu
     model: Any = engine.open(path, LoadOptions(grain_s=1e-9, max_batch=4, rests=True), tmp_path / "cache", learn=True)
-    with gpu.on():
+    with gpu.lane_context():
         for seed in range(3):
             away, feed = gpu.memory()[0], drawn(1 + seed, seed)
-            model.come_back()
+            model.restore()
             assert away - gpu.memory()[0] == model.residency.moving_bytes > 0
             np.testing.assert_allclose(model.run(feed)["y"], wanted(path, feed), rtol=1e-4, atol=1e-5)
             gpu.finish()
-            model.leave()
+            model.evict()
             assert gpu.memory()[0] == away
     model.close()
 
@@ -466,7 +466,7 @@ SHARED = replace(FINE, shares=True)
 def on_lane(gpu: Any, model: Any, lane: int, feed: dict[str, Any]) -> Any:
     """What a model gives on a lane."""
     values: Any = feed
-    with gpu.on(lane):
+    with gpu.lane_context(lane):
         for segment in range(len(model.segments)):
             launched = model.launch(Step(segment, [BatchPart(values)], len(feed["x"])))
             values = launched.outputs[0].values
@@ -498,8 +498,8 @@ def test_a_model_is_captured_on_every_part_and_gives_the_same_on_all_lanes(
 def test_what_a_part_computes_is_waited_for_and_waits_itself(gpu: Any, parts: list[int]) -> None:
     import torch
 
-    with gpu.on():
-        own, weight = gpu.own(), torch.eye(4096, device="cuda")
+    with gpu.lane_context():
+        own, weight = gpu.model_view(), torch.eye(4096, device="cuda")
         given, made = torch.zeros(4096, 4096, device="cuda"), torch.zeros(4096, 4096, device="cuda")
 
         def long() -> None:
@@ -508,10 +508,10 @@ def test_what_a_part_computes_is_waited_for_and_waits_itself(gpu: Any, parts: li
                 found = found @ weight
             made.copy_(found)
 
-        replays = [own.own(part).capture(long) for part in range(1, len(parts) + 1)]
+        replays = [own.model_view(part).capture(long) for part in range(1, len(parts) + 1)]
         gpu.finish()
     for at, (lane, replay) in enumerate(zip(parts, replays, strict=True), 1):
-        with gpu.on(lane):
+        with gpu.lane_context(lane):
             for _ in range(4):
                 given.add_(1)  # before it, on the lane's own stream
             replay()
@@ -534,7 +534,7 @@ def test_programs_of_torch_run_on_parts(gpu: Any, parts: list[int], tmp_path: Pa
         right = net(torch.from_numpy(feed["image"])).numpy()
     for lane in (0, *parts):
         values: Any = feed
-        with gpu.on(lane):
+        with gpu.lane_context(lane):
             for segment in range(len(model.segments)):
                 launched = model.launch(Step(segment, [BatchPart(values)], 3))
                 values = launched.outputs[0].values
@@ -586,7 +586,7 @@ def test_a_batch_goes_on_on_other_lanes_and_others_are_between(gpu: Any, parts: 
     values: list[Any] = list(feeds)
     for segment in range(len(model.segments)):
         for at, each in enumerate(values):
-            with gpu.on(lanes[(segment + at) % len(lanes)]):
+            with gpu.lane_context(lanes[(segment + at) % len(lanes)]):
                 launched = model.launch(Step(segment, [BatchPart(each)], 3))
                 launched.answered.wait()
             values[at] = launched.outputs[0].values
@@ -599,9 +599,9 @@ def test_a_model_that_has_left_comes_back_to_every_part(gpu: Any, parts: list[in
     path = chain(tmp_path / "chain.onnx")
     model = opened(gpu, path, SHARED)
     for lane in (0, *parts):
-        with gpu.on(lane):
-            model.leave()
-            model.come_back()
+        with gpu.lane_context(lane):
+            model.evict()
+            model.restore()
         np.testing.assert_allclose(on_lane(gpu, model, lane, drawn(2)), wanted(path, drawn(2)), rtol=1e-4, atol=1e-5)
 
 

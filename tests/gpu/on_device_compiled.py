@@ -47,7 +47,7 @@ def gpu() -> Iterator[Any]:
     from weft.runtime.cuda.gpu import Gpu
 
     device = Gpu(0)
-    with device.on():
+    with device.lane_context():
         yield device
 
 
@@ -94,6 +94,6 @@ def test_a_compiled_model_is_captured_over_weights_that_come_and_go(gpu: Any, pr
         for rows in (1, 3, 4, 7):  # the last was not compiled
             found, right = model.run(drawn(rows))["y"], wanted(path, drawn(rows))
             np.testing.assert_allclose(found, right, rtol=0, atol=WITHIN[precision] * np.abs(right).max())
-        model.leave()
-        model.come_back()
+        model.evict()
+        model.restore()
     model.close()

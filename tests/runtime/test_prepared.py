@@ -193,7 +193,7 @@ def test_a_prepared_model_tells_what_it_takes_gives_and_costs(tmp_path):
         sorted(model.timing.times_s) == [1, 2, 4, 6]
         and model.batching.max_batch == 6
         and model.batching.batchable
-        and not model.free
+        and not model.has_free_lengths
     )
     assert all(len(times) == len(model.segments) and min(times) > 0 for times in model.timing.times_s.values())
     assert 6 * 640 * 640 * 4 <= model.residency.memory_bytes < 2 * 6 * 640 * 640 * 4
@@ -212,12 +212,17 @@ def test_times_lie_straight_between_measured_sizes():
 def test_free_dimensions_are_not_guessed(tmp_path):
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3, "h")], [tensor("y", "n", 3, "h")])
     cold = prepare(path, LoadOptions())
-    assert cold.timing.warm_shapes is None and not cold.timing.times_s and cold.free and cold.batching.max_batch == 1
+    assert (
+        cold.timing.warm_shapes is None
+        and not cold.timing.times_s
+        and cold.has_free_lengths
+        and cold.batching.max_batch == 1
+    )
     assert cold.remarks == ("stays whole and was not measured: give shapes for the free dimensions of x",)
     assert cold.timing.times_at(3) == (0.0,)
     assert cold.run({"x": np.zeros((2, 3, 5), np.float32)})["y"].shape == (2, 3, 5)
     warm = prepare(path, LoadOptions(shapes={"x": (1, 3, 7)}))
-    assert warm.timing.warm_shapes and warm.timing.times_s and warm.free and warm.batching.batchable
+    assert warm.timing.warm_shapes and warm.timing.times_s and warm.has_free_lengths and warm.batching.batchable
 
 
 def test_a_size_given_once_holds_for_all_dimensions_of_that_name(tmp_path):
@@ -269,7 +274,7 @@ def test_a_free_first_dimension_that_is_no_batch_is_found_out(tmp_path, nodes):
     zero = numpy_helper.from_array(np.array(0), "zero")
     path = saved(tmp_path, nodes, [tensor("x", "n", 5)], [tensor("y", "n", 5)], [zero])
     model = prepare(path, LoadOptions())
-    assert (model.batching.max_batch, model.batching.batchable, model.free) == (1, False, True)
+    assert (model.batching.max_batch, model.batching.batchable, model.has_free_lengths) == (1, False, True)
     assert model.remarks == ("not batched: output 'y' of batch 2 is not that of its samples",)
     with pytest.raises(ModelError, match=r"max_batch is 4, but the model cannot be batched"):
         prepare(path, LoadOptions(max_batch=4))

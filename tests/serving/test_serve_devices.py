@@ -78,6 +78,6 @@ def test_the_others_go_on_while_one_has_no_worker(server: live.Live, folder: Pat
         until(lambda: group.worker is None, "its death")
         assert [lane.device.able for lane in lanes] == [name != each for each in BOTH]
         all_asked(server, folder, 12)
-    until(lambda: group.able, "another worker")
+    until(lambda: group.has_worker, "another worker")
     before = busy_s(server)
     until(lambda: all_asked(server, folder, 12) or busy_s(server)[BOTH.index(name)] > before[BOTH.index(name)], "work")

@@ -1,4 +1,4 @@
-"""The backend protocol: the one interface between the server and what runs models.
+"""The backend protocol: the one interface between the server and what runs models. Other packages implement it, too.
 
 A ``Backend`` opens models: it cuts a file into segments and measures them. A ``DeviceLane`` runs one segment at a time
 of any of them, in parallel with the other lanes. ``LoadedModel.start`` gives a lane a ``Step`` and returns at once; the
@@ -145,7 +145,7 @@ class StartedStep(Protocol):
 
     @property
     def onward(self) -> Sequence[StepOutput] | None:
-        """Outputs that the next step can be started with before this one has ended.
+        """Outputs of this step with which the next step of its batch can be started before this one has ended.
 
         None where its end must be awaited: its answers decide which samples go on, it is the last segment, or the
         backend does not support it.
@@ -171,12 +171,12 @@ class DeviceLane(Protocol):
 
     @property
     def ahead(self) -> int:
-        """How many steps the lane queues besides the running step."""
+        """How many steps the lane accepts while one runs; 0: it queues none."""
         ...
 
     @property
     def apart(self) -> bool:
-        """Whether outputs are in memory that other lanes cannot read: a batch stays on the lane where it began."""
+        """Whether other lanes cannot read the lane's memory, so that a batch stays on the lane where it began."""
         ...
 
     @property
@@ -230,7 +230,7 @@ class LoadedModel(Protocol):
         ...
 
     def prepare(self, rows: int) -> None:
-        """Prepare for batches of *rows* rows before the first such batch arrives; may take long."""
+        """Warm up for batches of *rows* rows before the first such batch arrives; may take long."""
         ...
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
@@ -280,7 +280,7 @@ class Backend(Protocol):
 
     @property
     def returns(self) -> Mapping[str, int]:
-        """Label of a device -> how often an evicted model was brought back to its memory."""
+        """Returns of evicted models: label of a device -> how often a model was brought back to its memory."""
         ...
 
     def counts(self) -> WorkerCounts:

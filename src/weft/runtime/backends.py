@@ -34,7 +34,7 @@ def make_backend(name: str = DEFAULT, limits: WorkerLimits | None = None) -> Bac
     except ImportError as error:
         raise _missing_requirement(name, error) from error
     except Exception as error:
-        if entries[name].tool.own:
+        if entries[name].tool.own:  # a bug of ours: keep its traceback
             raise
         tool = entries[name].tool.name
         raise InputError(f"tool {tool!r}: its backend {name!r} cannot be used: {error}") from error

@@ -84,7 +84,7 @@ class Breaker:
         self.enter()
 
     def check(self) -> None:
-        """Raise ``Overloaded`` if requests are refused."""
+        """Raise ``Overloaded`` during a pause."""
         if self._until:
             with self._lock:
                 now = self._now()

@@ -1,7 +1,7 @@
 """Lent tensors: inputs in memory that a client shares, which the device reads directly, without a copy by the server.
 
-The server passes on where such a tensor is. A worker opens its region with the first step that needs it, and closes it
-when the server does.
+The server passes on where such a tensor is: in which *region*, a piece of memory that the client registered. A worker
+opens a region with the first step that needs it, and closes it when the server does.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class LentTensor:
     __slots__ = ("dtype", "lender", "offset", "shape")
 
     def __init__(self, lender: Lender, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """lender: its region. offset: in bytes."""
         self.lender, self.offset, self.shape, self.dtype = lender, offset, shape, dtype
 
     @property
@@ -87,7 +88,7 @@ class Borrowed(Protocol):
     """A client's region, opened in a worker."""
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A tensor in the region, in the form that the engine's models take."""
+        """The tensor at *offset* (bytes) of the region, in the form that the engine's models take."""
         ...
 
     def write(self, data: bytes, offset: int) -> None:

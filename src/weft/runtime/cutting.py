@@ -67,7 +67,7 @@ class ModelPiece:
 
 
 def whole_because(graph: OnnxGraph) -> str | None:
-    """The reason why a graph cannot be cut anywhere; None if it can be cut."""
+    """The reason why a graph cannot be cut anywhere, as the predicate of a sentence; None if it can be cut."""
     for node in graph.node:
         if bodies(node):
             return f"has control flow ({node.op_type})"
@@ -84,14 +84,14 @@ def arrange(graph: OnnxGraph, exits: Sequence[str]) -> tuple[int, ...]:
     """
     needed = [set(needed_places(graph.node, [name])) for name in exits]
     _check_order(exits, needed)
-    order: dict[int, None] = {}
-    ends = []
+    order: dict[int, None] = {}  # the new order of the nodes: their old positions, without duplicates
+    exit_cuts = []
     for positions in needed:
         order |= dict.fromkeys(sorted(positions))
-        ends.append(len(order))
+        exit_cuts.append(len(order))
     fill(graph.node, [graph.node[position] for position in order])
     fill(graph.output, [next(value for value in graph.output if value.name == name) for name in exits])
-    return tuple(ends[:-1])
+    return tuple(exit_cuts[:-1])
 
 
 def _check_order(exits: Sequence[str], needed: Sequence[set[int]]) -> None:
@@ -121,16 +121,17 @@ def crossing_bytes(graph: OnnxGraph, tensors: Mapping[str, SeenTensor]) -> list[
     node needs them: they are in memory anyway.
     """
     last = last_uses(graph.node)
-    # Changes from cut to cut of the crossing bytes, and of the number of crossing tensors whose size is unknown.
-    size, unknown = [0] * (len(graph.node) + 2), [0] * (len(graph.node) + 2)
+    # Changes from cut to cut: of the crossing bytes, and of the number of crossing tensors whose size is unknown.
+    byte_changes, unknown_changes = [0] * (len(graph.node) + 2), [0] * (len(graph.node) + 2)
     for position, node in enumerate(graph.node):
         for name in filter(None, node.output):
             end = last.get(name, position)
             tensor = tensors.get(name)
-            amount, changes = (tensor.size_bytes, size) if tensor else (1, unknown)
+            amount, changes = (tensor.size_bytes, byte_changes) if tensor else (1, unknown_changes)
             changes[position + 1] += amount
             changes[end + 1] -= amount
-    sums = zip(accumulate(size), accumulate(unknown), strict=True)
+    sums = zip(accumulate(byte_changes), accumulate(unknown_changes), strict=True)
+    # Without the last sum, at which the tensors of the last cut are freed.
     return [None if unknown_tensors else crossing for crossing, unknown_tensors in sums][:-1]
 
 
@@ -156,12 +157,13 @@ def choose_cuts(
 ) -> tuple[int, ...]:
     """The cheapest cuts that leave no segment longer than *grain_s*, except where no cut is allowed.
 
-    *times_s*: seconds of each node. *crossing*: for each cut, the bytes that cross it (``crossing_bytes``); None where
-    no cut is allowed. *forced*: cuts that are made in any case. The grain grows until *max_pieces* are enough.
+    A cut costs a fixed time and the transfer of what crosses it. *times_s*: seconds of each node. *crossing*: for each
+    cut, the bytes that cross it (``crossing_bytes``); None where no cut is allowed. *forced*: cuts that are made in any
+    case. The grain grows until *max_pieces* are enough.
     """
     total_s = sum(times_s)
     cuts = _cut_stretches(times_s, crossing, grain_s, forced)
-    while len(cuts) >= max(max_pieces, len(forced) + 1):
+    while len(cuts) >= max(max_pieces, len(forced) + 1):  # a piece too many; forced cuts stay
         grain_s = max(grain_s * _GROWTH, total_s / max_pieces)
         cuts = _cut_stretches(times_s, crossing, grain_s, forced)
     return cuts
@@ -197,14 +199,14 @@ def _cheapest_cuts(times_s: Sequence[float], crossing: Sequence[int | None], gra
     """Cut -> the cut before it on the cheapest path to it."""
     window = deque([0])
     for cut in range(1, len(starts_s)):
-        size = crossing[cut]
-        if size is None:
+        size_bytes = crossing[cut]
+        if size_bytes is None:
             continue
         # The last cut stays even if it is out of reach: where no cut is allowed, a segment is longer than the grain.
         while len(window) > 1 and starts_s[cut] - starts_s[window[0]] > reach_s:
             window.popleft()
         previous_cut[cut] = window[0]
-        cost[cut] = cost[window[0]] + size / BANDWIDTH_BYTES_PER_S + CUT_COST_S
+        cost[cut] = cost[window[0]] + size_bytes / BANDWIDTH_BYTES_PER_S + CUT_COST_S
         while window and cost[window[-1]] >= cost[cut]:
             window.pop()
         window.append(cut)
@@ -213,8 +215,9 @@ def _cheapest_cuts(times_s: Sequence[float], crossing: Sequence[int | None], gra
 
 def _trace_back(previous_cut: Mapping[int, int], end: int) -> Iterator[int]:
     """Yield the cuts of the path to *end*, from the last to the first, without the two ends of the graph."""
-    while (end := previous_cut[end]) > 0:
-        yield end
+    cut = end
+    while (cut := previous_cut[cut]) > 0:
+        yield cut
 
 
 def split(model: OnnxModel, cuts: Sequence[int], types: Mapping[str, int]) -> list[ModelPiece]:
@@ -278,6 +281,6 @@ def weight_bytes(graph: OnnxGraph) -> int:
 
 
 def _constant_outputs(graph: OnnxGraph) -> list[str]:
-    """Outputs that the optimiser turned into weights."""
+    """Names of the outputs that the optimiser turned into weights; no node computes them."""
     weights = initializers(graph)
     return [value.name for value in graph.output if value.name in weights]

@@ -46,7 +46,10 @@ class DeviceKind(Protocol):
         ...
 
     def called(self, name: str) -> str:
-        """Hardware model and software versions of a device, which a plan stores and compares; empty: no such device."""
+        """What the device is called: its hardware model and software versions, which a plan stores and compares.
+
+        Empty if there is no such device.
+        """
         ...
 
     def open(self, names: Sequence[str], limits: WorkerLimits, memory_bytes: int | None) -> Backend:
@@ -77,7 +80,10 @@ def device_called(name: str) -> str:
 
 
 def on_device(device: str, limits: WorkerLimits, memory_bytes: int | None = None) -> Backend:
-    """The backend of a device, or of several with commas between them; InputError where a device is not usable here."""
+    """The backend of a device, or of several with commas between them; InputError where a device is not usable here.
+
+    limits, memory_bytes: as for ``DeviceKind.open``.
+    """
     names = device.split(",")
     if len({name.partition(":")[0] for name in names}) > 1:
         raise InputError(f"device = {device}: models run on devices of one kind; name one of them")

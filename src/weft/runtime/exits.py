@@ -18,7 +18,7 @@ from weft.runtime.tensors import Array
 Kind = Literal["logits", "probabilities"]
 KINDS: tuple[Kind, ...] = ("logits", "probabilities")
 
-Values = dict[str, Any]
+Values = dict[str, Any]  # live values of a batch, by name
 
 
 class ExitSpec(BaseModel):

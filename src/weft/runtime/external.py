@@ -89,7 +89,7 @@ def external_tensors(model: Path) -> list[ExternalTensor]:
             return []
         size = os.fstat(file.fileno()).st_size
         try:
-            tensors = list(_tensors(Glance(file), 0, size, _MODEL, _MODEL))
+            tensors = list(_tensors(Glance(file), 0, size, message=_MODEL, parent=_MODEL))
         except Exception:  # protocol buffers raise several kinds: it is no model, and ONNX Runtime reports that
             return []
     return [_locate_data(model, tensor, replaceable) for tensor, replaceable in tensors]
@@ -145,6 +145,7 @@ def embed_tensors(path: Path, tensors: Iterable[ExternalTensor]) -> bytes | None
         return None
     model = ModelProto.FromString(path.read_bytes())
     size = model.ByteSize()
+    # Each with whether it is a weight of the main graph.
     weights = ((tensor, True) for tensor in model.graph.initializer)
     others = ((tensor, False) for part in _parts_with_tensors(model) for tensor in _tensors_inside(part))
     for tensor, replaceable in chain(weights, others):
@@ -185,7 +186,7 @@ def _tensors_inside(message: Message) -> Iterator[TensorProto]:
 
 
 def _tensors(data: Bytes, start: int, end: int, message: int, parent: int) -> Iterator[tuple[TensorProto, bool]]:
-    """Yield the external tensors in the message from *start* to *end*, each with whether it is a main graph's weight.
+    """Yield the external tensors in the message from byte *start* to *end*, and whether each is a main graph's weight.
 
     *message*, *parent*: the kind of that message (``_MODEL``, ...) and of the message that it is in. Other data is
     skipped, so that a large file takes little time and memory.
@@ -198,15 +199,15 @@ def _tensors(data: Bytes, start: int, end: int, message: int, parent: int) -> It
     for number, first, last in fields_inside:
         inner = _INSIDE.get((message, number))
         if inner is not None:
-            yield from _tensors(data, first, last, inner, message)
+            yield from _tensors(data, first, last, message=inner, parent=message)
 
 
 def _locate_data(model: Path, tensor: TensorProto, replaceable: bool) -> ExternalTensor:
     """Locate an external tensor's data; ``ModelError`` unless all of it is in a regular file of the model's folder.
 
-    *replaceable*: whether the tensor is a weight of the main graph.
+    *model*: the model's file. *replaceable*: whether the tensor is a weight of the main graph.
     """
-    entries = {entry.key: entry.value for entry in tensor.external_data}
+    entries = {entry.key: entry.value for entry in tensor.external_data}  # ONNX: location, offset and length
     location, label = entries.get("location", ""), f"weights {tensor.name!r}"
     offset, length = _whole_number(tensor, entries, "offset") or 0, _whole_number(tensor, entries, "length")
     file = _resolve(model, location)
@@ -263,7 +264,7 @@ _NUMPY: dict[int, np.dtype[Any]] = {
 
 
 def _data_bytes(tensor: TensorProto, rest: int) -> int:
-    """Length of a tensor's data if the model does not state it: by its type and shape, else the *rest* of the file."""
+    """Bytes of a tensor's data if the model does not state them: by type and shape, else *rest*, those of the file."""
     if tensor.data_type not in _SIZED:
         return rest
     return -(-math.prod(map(int, tensor.dims)) * dtype_bits(tensor.data_type) // 8)  # rounded up

@@ -87,7 +87,7 @@ class ModelShares:
     """A model on parts of a GPU, where the options asked for ``shares``."""
 
     like: Mapping[int, GpuLikeness]
-    """Rows of a batch -> its speed on shares of the device, for the batch sizes that were measured."""
+    """Rows of a batch -> how it runs on shares of the device and beside others, for the measured batch sizes."""
     cuts: GpuCuts
     """How the device can be cut."""
 

@@ -1,4 +1,4 @@
-"""The real executor: lanes of a backend, each of which computes one segment of one batch at a time.
+"""The real executor: lanes of a backend, each of which computes one segment of one batch at a time. Ticks are ns.
 
 All scheduling state belongs to the thread that drives the engine; a backend only runs segments and reports their ends.
 The simulated twin is ``engine.simulated_host``.
@@ -95,13 +95,14 @@ class LaneTask:
     doomed: bool = field(default=False, init=False)
     """Whether an earlier segment of its batch failed after it was reported as a success. This one will fail, too."""
     ended: bool = field(default=False, init=False)
-    after: Sequence[LaneTask] = field(default=(), init=False)
+    waits_for: Sequence[LaneTask] = field(default=(), init=False)
     """Segments on other lanes that must end before it is started."""
     joined: BatchKey | None = field(default=None, init=False)
     """The batch that its own batch was merged into; None if it was not."""
 
     @property
     def batch(self) -> BatchKey:
+        """The batch that it belongs to now, which may have been merged into another."""
         return self.joined or (self.candidate.stream, self.candidate.query)
 
     @property
@@ -125,6 +126,7 @@ class LaneTask:
 
     @property
     def body(self) -> object:
+        """The backbone in whose memory it is computed (``LaneWork.body``)."""
         return self.work.body
 
     @property
@@ -176,8 +178,8 @@ class LaneExecutor:
     ) -> None:
         """count: wanted number of lanes. pin: each lane gets a part of the device of its own, such as a core.
 
-        work_of: returns the work of a layer of a batch, and whether it is computed on the engine's own thread.
-        shares: lanes are shares of one device, and the policy chooses the lane of each segment.
+        work_of: returns the work of a candidate's segment, given its batch, and whether it is computed on the engine's
+        own thread. shares: lanes are shares of one device, and the policy chooses the lane of each segment.
         """
         self.backend, self.now, self._shares = backend, backend.now, shares
         self._work_of, self._wake = work_of, wake
@@ -198,7 +200,7 @@ class LaneExecutor:
         self.ended: deque[tuple[Lane, LaneTask, Completion | StepEnd]] = deque()
         """Ended segments that the engine has not handled yet; a deque, since lanes append from their threads."""
         self.under_way = self._since = self._past_ticks = 0
-        """Number of running steps, when the first of them started, and ticks of all earlier periods with any."""
+        """Number of running steps, when the present period with any began, and ticks of all earlier such periods."""
         self.watch: Callable[[int, Completion], None] | None = None
         """Called for every segment that ended, with the number of its lane."""
 
@@ -230,18 +232,18 @@ class LaneExecutor:
         self._idle.append(lane)
 
     def replace_overrun(self) -> int:
-        """Replace lanes whose segments have overrun; return the earliest time at which another segment overruns.
+        """Replace lanes whose segments have overrun; return the earliest tick at which another segment overruns.
 
         At most ``count`` lanes are replaced at a time. Lanes that queue segments, as on a GPU, are never replaced.
         """
-        now, soonest = self.now(), NO_DEADLINE
+        now, next_overrun = self.now(), NO_DEADLINE
         for lane in [] if self.ahead else [lane for lane in self.lanes if lane.tasks and not lane.leaving]:
             overrun_at = lane.tasks[0].overrun_at
             if overrun_at > now:
-                soonest = min(soonest, overrun_at)
+                next_overrun = min(next_overrun, overrun_at)
             elif sum(other.replaced for other in self.lanes) < self.count:
                 self._replace(lane)
-        return soonest
+        return next_overrun
 
     def _replace(self, lane: Lane) -> None:
         """Open a lane in place of *lane*, which closes after its segment; if that fails, log it once."""
@@ -284,21 +286,22 @@ class LaneExecutor:
         return [lane for lane in self.lanes if not lane.leaving and has_room(lane, lane.device.ahead)]
 
     def held(self) -> tuple[LaneState, ...]:
-        """The segments of each lane, for a policy that chooses lanes; empty unless lanes are shares of one device."""
+        """What each lane holds, for a policy that chooses lanes; empty unless lanes are shares of one device."""
         if not self._shares:
             return ()
         return tuple([self._lane_state(lane) if lane.tasks else IDLE_LANE for lane in self.lanes])
 
     def _lane_state(self, lane: Lane) -> LaneState:
+        """The segments of a lane, the ticks until it is free, and whether it accepts another segment."""
         room = not lane.leaving and has_room(lane, lane.device.ahead)
         return LaneState(tuple([task.candidate for task in lane.tasks]), self._lane_remaining(lane), room)
 
     def rooms(self) -> list[int]:
-        """The numbers of the lanes that accept another segment."""
+        """The numbers of the lanes that have room for another segment."""
         return [lane.index for lane in self._lanes_with_room()]
 
     def completions(self) -> list[Completion]:
-        """Free the lanes of ended segments; return the completions that were not reported yet.
+        """Free the lanes of ended segments; return their completions, unless they were reported before they ended.
 
         If lanes queue segments, these include running segments that their batches can continue from.
         """
@@ -319,27 +322,27 @@ class LaneExecutor:
         return ended + self._early_completions() if self.ahead else ended
 
     def _remove_task(self, lane: Lane, task: LaneTask, times: LayerTimes) -> None:
-        """Remove an ended segment from its lane, which goes on with the next segment."""
+        """Remove an ended segment from its lane, which goes on with the next segment; *times*: of the ended one."""
         task.ended = True
         if task.started:
             self.under_way -= 1
             self._past_ticks += 0 if self.under_way else self.now() - self._since
-        _, _, began, ended = times
+        _, _, began, ended = times  # of computing; the first two are those of a fetch
         if task is lane.tasks[0] and ended > lane.free_since:
             lane.free_since = ended
         lane.tasks.remove(task)
         lane.busy_ticks += ended - began
         if lane.tasks:
-            head = lane.tasks[0]
-            if head.began is None and head.started:
-                head.began = lane.free_since
+            next_task = lane.tasks[0]
+            if next_task.began is None and next_task.started:
+                next_task.began = lane.free_since
         elif lane.leaving:
             self._close_idle(lane)
         else:
             self._idle.append(lane)
 
     def _doom(self, batch: BatchKey) -> None:
-        """Mark the segments of a batch that continued from a failed one: they will fail, so none is reported early."""
+        """Mark the segments of a batch that continue from a failed one: they will fail, so none is reported early."""
         for lane in self.lanes:
             for task in lane.tasks:
                 task.doomed |= task.batch == batch
@@ -360,7 +363,7 @@ class LaneExecutor:
         return candidate.compute < self._inline_ticks and work.timing.steady[candidate.layer]
 
     def submit(self, start: Start, batch: object = None) -> None:
-        """Run a segment on an idle lane, or queue it on a lane if lanes queue segments."""
+        """Run a segment on an idle lane, or queue it if lanes queue segments; *batch*: passed on to ``work_of``."""
         task = LaneTask(start.candidate, *self._work_of(start.candidate, batch))
         if self.ahead:
             self._queue(task, start.lane)
@@ -370,9 +373,9 @@ class LaneExecutor:
         self._start(lane, task)
 
     def _queue(self, task: LaneTask, chosen: int) -> None:
-        """Queue a segment on lane *chosen*; if that is negative, the policy chose none and a suitable lane is taken."""
+        """Queue a segment on the lane numbered *chosen*; if that is negative, the policy chose none, and this does."""
         lane = self.lanes[chosen] if chosen >= 0 else self._choose_lane(task)
-        task.after = preceding_tasks(task, lane, self.lanes, shares=self._shares)
+        task.waits_for = preceding_tasks(task, lane, self.lanes, shares=self._shares)
         if not lane.tasks:
             self._idle.remove(lane)
         lane.tasks.append(task)
@@ -389,13 +392,13 @@ class LaneExecutor:
         for lane in self.lanes:
             for task in lane.tasks:
                 if not task.started and not task.aborted:
-                    if not all(earlier.ended for earlier in task.after):
+                    if not all(earlier.ended for earlier in task.waits_for):
                         break
                     self._start_queued(lane, task)
 
     def _start_queued(self, lane: Lane, task: LaneTask) -> None:
         """Start a queued segment; an error in that becomes the segment's end, so that others are still started."""
-        task.after = ()
+        task.waits_for = ()  # so that ended segments are freed
         try:
             self._start(lane, task)
         except Exception as problem:
@@ -417,7 +420,7 @@ class LaneExecutor:
             self._starting = False
 
     def _end(self, lane: Lane, task: LaneTask, end: StepEnd) -> None:
-        """Record the end of a segment; called on any thread, and on the engine's own while the segment is started.
+        """Record the end of a segment; called on any thread, on the engine's own only while the segment is started.
 
         On a lane that queues steps, the end may have been reported already, which only the engine's thread knows: so
         the completion is made later, in ``completions``.
@@ -462,7 +465,7 @@ class LaneExecutor:
         return tuple([Running(task.candidate, self._lane_remaining(lane), _abortable(task)) for lane, task in last])
 
     def stop(self, stream: int, query: int) -> None:
-        """Stop the segments of a batch, running or queued, except those whose end was reported already."""
+        """Stop the segments of batch *query* of a stream, running or queued, unless their end was reported already."""
         for lane in self.lanes:
             for task in lane.tasks:
                 if task.batch == (stream, query) and not task.reported:
@@ -478,7 +481,7 @@ class LaneExecutor:
             self._end(lane, task, StepEnd(now, now, error=InterruptedError("stopped")))
 
     def joined(self, stream: int, query: int, other: int) -> None:
-        """Record that batch *other* was merged into batch *query*, which continues from the segments of both."""
+        """Record that batch *other* of a stream was merged into its batch *query*, which continues from both."""
         for lane in self.lanes if self.ahead else ():
             for task in lane.tasks:
                 if task.batch == (stream, other):
@@ -489,7 +492,7 @@ class LaneExecutor:
         return any(task.batch == batch for lane in self.lanes if lane.index == index for task in lane.tasks)
 
     def rests(self) -> list[tuple[Candidate, int]]:
-        """The segments of all lanes, each with its own expected remaining ticks.
+        """The rest of each segment on the lanes: the segment, and its expected remaining ticks.
 
         A segment that has overrun counts as 0: its lane was replaced, so that no other segment waits for it.
         """
@@ -535,7 +538,8 @@ def _completion(lane: Lane, task: LaneTask, end: StepEnd) -> Completion:
         error = _take(task, outputs)
     times = LayerTimes(began, began, began, ended)
     stopped = task.aborted and error is not None
-    return Completion(task.candidate, times, stopped, None if stopped else error, task.work, lane.index)
+    error = None if stopped else error
+    return Completion(task.candidate, times, aborted=stopped, error=error, work=task.work, lane=lane.index)
 
 
 def _abortable(task: LaneTask) -> bool:

@@ -36,13 +36,14 @@ CPU = "cpu"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _METADATA_FIELD = 14
-"""Field of an ONNX model that holds its metadata: entries with a key (1) and a value (2)."""
+"""Field of an ONNX model that holds its metadata, entries of two fields: ``_KEY`` and ``_VALUE``."""
+_KEY, _VALUE = 1, 2
 _MOST_BYTES = 1 << 24
 """Longest entry that is read; no tool writes keys or values near 16 MiB, so a longer entry is damage."""
 
 
 def servable(name: str) -> bool:
-    """Whether a model may have this name on a server, where the name is a part of a URL."""
+    """Whether a model may have this name on a server, where the name is a part of a URL and of paths."""
     return _NAME.fullmatch(name) is not None and ".." not in name
 
 
@@ -55,7 +56,7 @@ def kind_of(path: Path, device: str) -> Entry:
     Files other than ONNX have the kind with their suffix. An ONNX file has the kind whose key is in its metadata, else
     plain ONNX; so has a file whose suffix no kind has.
     """
-    kinds = registered("model_kinds")
+    kinds = registered("model_kinds")  # ``details``: the table of a kind in its ``tool.toml``
     runnable = [kind for kind in kinds.values() if device in kind.details.get("devices", ())]
     by_suffix = [kind for kind in runnable if kind.details.get("suffix") == path.suffix]
     if path.suffix != ONNX_SUFFIX and by_suffix:
@@ -81,8 +82,8 @@ def suffixes() -> tuple[str, ...]:
 def metadata_value(data: Glance, key: str) -> str:
     """The value of a key in the metadata of an ONNX file, empty if there is none; IndexError: it is no ONNX file."""
     for entry in _entries(data):
-        if _text(data, entry, 1) == key:
-            return _text(data, entry, 2)
+        if _text(data, entry, _KEY) == key:
+            return _text(data, entry, _VALUE)
     return ""
 
 
@@ -91,20 +92,20 @@ def metadata_keys(path: Path) -> frozenset[str]:
     with open(path, "rb") as file:
         data = Glance(file)
         try:
-            return frozenset(_text(data, entry, 1) for entry in _entries(data))
+            return frozenset(_text(data, entry, _KEY) for entry in _entries(data))
         except IndexError:  # not a model, or truncated: loading it raises the error that users see
             return frozenset()
 
 
 def _entries(data: Glance) -> Iterator[dict[int, tuple[int, int]]]:
-    """For each metadata entry: field number (1 the key, 2 the value) -> its first byte and the byte behind its last."""
+    """Yield each metadata entry: its field (``_KEY``, ``_VALUE``) -> its first byte, and the byte behind its last."""
     for number, start, end in fields(data, 0, len(data)):
         if number == _METADATA_FIELD and end - start <= _MOST_BYTES:
             yield {part: (first, last) for part, first, last in fields(data, start, end)}
 
 
 def _text(data: Glance, entry: dict[int, tuple[int, int]], part: int) -> str:
-    """The text of a part of a metadata entry: 1 the key, 2 the value; empty if the entry lacks it."""
+    """The text of a *part* of a metadata entry, ``_KEY`` or ``_VALUE``; empty if the entry lacks it."""
     first, last = entry.get(part, (0, 0))
     return data[first:last].decode("utf-8", "replace")
 

@@ -67,7 +67,7 @@ two or three are enough for all but damaged graphs."""
 
 
 class Seen(NamedTuple):
-    """Tensors of one run."""
+    """Tensors of one run, as observed."""
 
     shapes: Mapping[str, Shape]
     """Shapes of all computed tensors."""
@@ -101,10 +101,13 @@ class _Refused(Exception):
 
 
 def judge_rows(model: OnnxModel, feeds: Sequence[Feed], runner: Runner, tasks: Sequence[TaskSpec] = ()) -> Verdict:
-    """Prove that rows are independent, by following each of the *feeds*, batches of several sizes; else say why not."""
+    """Prove that rows are independent, by following each of the *feeds*, batches of several sizes; else say why not.
+
+    *runner*: runs the graph to observe its tensors. *tasks*: of a stitched model; their samples are different owners.
+    """
     for node in all_nodes(model.graph):
         if find(qualified(node)).random:
-            return Verdict(f"{node.op_type} {node.name!r} draws lots")
+            return Verdict(f"{node.op_type} {node.name!r} is random")
     try:
         runs = [_follow_run(model, feed, runner, tasks) for feed in feeds]
     except _Refused as refusal:
@@ -112,7 +115,7 @@ def judge_rows(model: OnnxModel, feeds: Sequence[Feed], runner: Runner, tasks: S
     except Exception as error:  # what cannot be followed is not known to keep rows apart
         return Verdict(f"its rows cannot be followed: {first_line(error)}")
     if any(run.branches != runs[0].branches for run in runs):
-        return Verdict("an If goes another way for another number of rows")
+        return Verdict("an If takes another branch for another number of rows")
     return Verdict(None, any(run.by_size for run in runs))
 
 
@@ -147,7 +150,7 @@ def _is_in_sample_order(owners: Owners, shape: Shape | None, first_owner: int) -
         rows = collapsed(owners, range(1, owners.ndim)).ravel()
     except Mixed:
         return False
-    rows = np.broadcast_to(rows, shape[:1] if shape else ())
+    rows = np.broadcast_to(rows, shape[:1] if shape else ())  # owners that are equal along an axis are stored once
     return bool(np.all((rows == 0) | (rows == np.arange(first_owner, first_owner + len(rows)))))
 
 
@@ -213,7 +216,7 @@ class _Run:
         if node.domain not in KNOWN_DOMAINS or is_function_of_file:
             raise Mixed("is not known to keep rows apart")
         if self.varying.intersection(node.input) and find(qualified(node)).rows is not elementwise:
-            raise Mixed("takes what changes from turn to turn")
+            raise Mixed("reads a value that changes between the iterations of a loop")
         control = {"If": self._follow_if, "Loop": self._follow_loop, "Scan": self._follow_scan}.get(node.op_type)
         if control:
             return control(node, input_owners)
@@ -230,7 +233,7 @@ class _Run:
         )  # fmt: skip
 
     def _value(self, name: str) -> Array:
-        """The values of an input, a weight or a traced tensor; ``Mixed`` if they are unknown."""
+        """The values of the tensor *name*: an input, a weight or a traced one; ``Mixed`` if they are unknown."""
         for known in (self.feed, self.seen.values):
             if name in known:
                 return known[name]
@@ -239,9 +242,9 @@ class _Run:
         return to_array(self.weights[name])
 
     def _compute_variant(self, node: OnnxNode, variant: OnnxNode, replaced: Mapping[int, Array]) -> Sequence[Array]:
-        """Run *variant*, a variant of *node*, and return its outputs.
+        """Run *variant*, a variant of *node*, on owners in place of values, to see where it moves them.
 
-        replaced: input position -> values; the other inputs have the values of the traced run.
+        replaced: input position -> owners as numbers; the other inputs have the values of the traced run.
         """
         single = copied(variant)
         fill(single.input, [f"in{position}" if name else "" for position, name in enumerate(variant.input)])
@@ -275,6 +278,7 @@ class _Run:
         inner = body(node, "body")
         # The first inputs of the body are the number of the iteration and the condition.
         fixed_inputs = {inner.input[0].name: np.array(0), inner.input[1].name: np.array(True)}
+        # Inputs from 2 on are the initial states. The first output of the body is the condition, so it is skipped.
         states, stacked = self._follow_iterations(inner, node.input[2:], input_owners[2:], fixed_inputs, {}, skipped=1)
         # Outputs that are stacked have the iterations as their first axis.
         return [*states, *(None if owners is None else owners[np.newaxis] for owners in stacked)]
@@ -358,7 +362,7 @@ def _depends_on_size(node: OnnxNode, input_owners: Sequence[Owners | None], resu
     if node.op_type == "Reshape":
         return True
     rule = find(qualified(node)).rows
-    if rule is None or not rule.by_numbers or input_owners[0] is None:
+    if rule is None or not rule.by_numbers or input_owners[0] is None:  # no values decide where rows go
         return False
     # Squeezed, because only the order of the samples counts, and not axes of size 1.
     return any(not np.array_equal(np.squeeze(input_owners[0]), np.squeeze(owners)) for owners in results)

@@ -26,7 +26,7 @@ def sample(
 ) -> dict[str, Array]:
     """Generate plausible inputs: normally distributed floats, and the whole numbers 0 and 1, valid in every table.
 
-    *values*: inputs that must hold a certain number, such as a sampling rate.
+    *shapes*: of each input, with its rows. *values*: input -> the number that fills it, such as a sampling rate.
     """
     # The constant keeps these apart from other uses of small seeds; it is "WEFT" in ASCII.
     rng = np.random.default_rng([seed, 0x57454654])
@@ -97,11 +97,11 @@ def _read(archive: zipfile.ZipFile, name: str, size_bytes: int, max_bytes: int) 
         return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
-def require_arrays(held: Sequence[str], inputs: Iterable[str]) -> None:
-    """Raise ``InputError`` unless the arrays of a file, called *held*, cover the *inputs* of the model."""
-    if missing := [name for name in inputs if name not in held]:
-        shown = ", ".join(held[:8]) or "nothing"
-        raise InputError(f"has no array for the input {missing[0]!r} of the model; it holds {shown}")
+def require_arrays(array_names: Sequence[str], inputs: Iterable[str]) -> None:
+    """Raise ``InputError`` unless a file with arrays of these names has one for each of the *inputs* of the model."""
+    if missing := [name for name in inputs if name not in array_names]:
+        listed = ", ".join(array_names[:8]) or "nothing"
+        raise InputError(f"has no array for the input {missing[0]!r} of the model; it holds {listed}")
 
 
 def fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
@@ -110,7 +110,7 @@ def fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
 
 
 def count_rows(inputs: Mapping[str, Array]) -> int:
-    """Number of samples."""
+    """Number of samples: the length of each input's first axis."""
     return len(next(iter(inputs.values())))
 
 

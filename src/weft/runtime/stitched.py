@@ -24,7 +24,7 @@ from weft.runtime.tensors import Array, TensorSpec
 _NO_PADDING: Mapping[str, float] = MappingProxyType({})
 
 _Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
-_Ports = Annotated[dict[_Name, _Name], Field(min_length=1)]  # names in the model -> in the graph
+_Ports = Annotated[dict[_Name, _Name], Field(min_length=1)]  # a tensor's name in the model -> in the graph
 
 
 class TaskSpec(BaseModel):
@@ -106,7 +106,7 @@ def check(tasks: Sequence[TaskSpec], inputs: Iterable[TensorSpec], outputs: Iter
 
 
 def usual_shapes(tasks: Sequence[TaskSpec], inputs: Iterable[TensorSpec]) -> dict[str, tuple[int, ...]]:
-    """Input -> the shape of one row of the task's usual length, for each input with more free dimensions than rows."""
+    """Input -> the shape of one row of its task's usual length; only inputs with free dimensions besides the rows."""
     lengths = {name: task.length for task in tasks if task.length for name in task.inputs.values()}
     return {
         spec.name: (1, *(lengths[spec.name] if size < 0 else size for size in spec.shape[1:]))
@@ -125,7 +125,8 @@ def mixed(
 ) -> dict[str, Any]:
     """Join samples, each of which has the inputs of its own task only, into one batch of the whole model.
 
-    *absent*: input -> the array that stands for it if no sample has it. *fill*: input -> padding value.
+    *samples*: of each, input -> its array. *absent*: input -> the array that stands for it if no sample has it.
+    *fill*: input -> padding value.
     """
     by_input: dict[str, list[Any]] = {}
     for sample in samples:

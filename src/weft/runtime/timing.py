@@ -16,7 +16,7 @@ from typing import TypeVar
 
 Run = Callable[[], object]
 Clock = Callable[[], float]
-"""Returns seconds since some moment."""
+"""Returns seconds since some moment; of wall time, or of processor time."""
 Measured = TypeVar("Measured")
 
 WARM_UPS = 2
@@ -51,9 +51,9 @@ class Turns:
 
     def faster_than(self, other: Turns) -> bool:
         """Whether the runs were faster than those of *other*, by enough and in enough rounds to exclude chance."""
-        won = sum(own_s < other_s for own_s, other_s in zip(self.seconds, other.seconds, strict=True))
-        enough = self.median_s * (1 + LEAST_GAIN) <= other.median_s
-        return enough and won >= WON * len(self.seconds)
+        won_rounds = sum(own_s < other_s for own_s, other_s in zip(self.seconds, other.seconds, strict=True))
+        gains_enough = self.median_s * (1 + LEAST_GAIN) <= other.median_s
+        return gains_enough and won_rounds >= WON * len(self.seconds)
 
 
 def measure_in_turns(
@@ -85,7 +85,7 @@ def measure_in_turns(
 
 
 def mean_seconds(run: Run, clock: Clock, count: int = 1) -> float:
-    """Seconds of one run, the mean over *count*."""
+    """Seconds of one run, the mean over *count* runs."""
     began_s = clock()
     for _ in range(count):
         run()
@@ -100,7 +100,10 @@ def least_seconds(
     warm_ups: int = WARM_UPS,
     longest_s: float = inf,
 ) -> dict[str, float]:
-    """Name of each variant -> the least seconds of a round, which calls all runs of the variant in order."""
+    """Name of each variant -> the least seconds of a round, which calls all runs of the variant in order.
+
+    rounds, warm_ups, longest_s: as for ``measure_in_turns``.
+    """
     measures = [partial(mean_seconds, partial(run_all, runs), clock) for runs in variants.values()]
     seconds = measure_in_turns(measures, rounds, warm_ups=warm_ups, longest_s=longest_s)
     return {name: max(min(times), CLOCK_STEP_S) for name, times in zip(variants, seconds, strict=True)}

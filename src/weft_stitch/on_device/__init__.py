@@ -12,7 +12,7 @@ from weft.runtime.cuda.model_files import Blueprint, DeviceModel, ModelPreparati
 class StitchedFile(OnnxFile):
     """A stitched file that is being prepared for a GPU."""
 
-    def workshop(self, blueprint: Blueprint) -> ModelPreparation:
+    def choose_preparation(self, blueprint: Blueprint) -> ModelPreparation:
         """Prepare the faster of the form fused and ONNX Runtime, by the time for one row of each model.
 
         A remark says how long both take, or why one of them is not possible.
@@ -23,14 +23,14 @@ class StitchedFile(OnnxFile):
         except OutOfTime:
             raise
         except Exception as error:  # torch and the compiler of kernels raise kinds of their own
-            plain = self.onnx_workshop(blueprint)
+            plain = self.onnx_preparation(blueprint)
             plain.remarks.append(f"not in the form fused: {first_line(error)}")
             return plain
         if self.allowance.is_half_used():
             fused.remarks.append("in the form fused: there was no time to try ONNX Runtime; raise learn_s to have it")
             return fused
         try:
-            plain = self.onnx_workshop(blueprint)
+            plain = self.onnx_preparation(blueprint)
             plain_s = plain.round_s(blueprint)
         except OutOfTime:
             raise

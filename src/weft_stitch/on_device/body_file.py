@@ -48,7 +48,7 @@ from weft.runtime.cuda.model_files import (
     whole_blueprint,
     with_tasks,
 )
-from weft.runtime.cuda.torch_files import where
+from weft.runtime.cuda.torch_files import torch_device_name
 from weft.runtime.cuda.torch_types import as_torch
 from weft.runtime.facets import ModelTasks
 from weft.runtime.stitched import usual_shapes
@@ -109,7 +109,7 @@ class EncoderModel(DeviceModel):
             for port, name in task.inputs.items()
         }
 
-    def rest(self) -> None:
+    def evict_and_time(self) -> None:
         """Do nothing: the weights stay on the device, because other versions of the file may use them."""
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class EncoderModel(DeviceModel):
             rung.run()
             results.append(_device_tensor(rung.answers[: len(batch)]))
         sources = [(result, None, len(result)) for result in results]
-        return results[0] if len(results) == 1 else self._device.taken(sources)
+        return results[0] if len(results) == 1 else self._device.concatenate_rows(sources)
 
 
 def _device_tensor(tensor: Any) -> Tensor:
@@ -238,7 +238,7 @@ class BodyFile:
             model = EncoderModel(self._device, self._add_measurements(blueprint, body), encoder, body, slots)
             deviation = difference(expected, model.run(inputs))
             if self._options.precision == FP32 and not deviation <= WRONG:  # also if it is NaN
-                raise Unfit(f"its answers there are others: off by up to {deviation:.1e} of the largest output")
+                raise Unfit(f"its answers differ on the device: by up to {deviation:.1e} of the largest output")
             remarks = tuple(filter(None, (FORM, remark(self._options.precision, deviation))))
             model.remarks = remarks + model.remarks
             model.blueprint = model.blueprint.model_copy(update={"remarks": remarks})
@@ -293,7 +293,7 @@ class BodyFile:
         shapes_file, free_bytes = self._folder / SHAPES, self._device.memory()[0]
         shapes = json.loads(shapes_file.read_text()) if shapes_file.exists() else {}
         dtype = _TYPES[self._options.precision]
-        slotted = body_serving.SlottedBody(encoder, digests.shared, where(self._device), dtype)
+        slotted = body_serving.SlottedBody(encoder, digests.shared, torch_device_name(self._device), dtype)
         slots = slotted.take(encoder, digests.models)
         body = DeviceBody(self._device, slotted, body_serving.BodyLadder(slotted.weights, self._room, shapes))
         for rows in body.ladder.sizes:

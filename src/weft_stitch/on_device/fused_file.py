@@ -34,7 +34,7 @@ from weft.runtime.cuda.model_files import (
     guess_s,
     random_batch,
 )
-from weft.runtime.cuda.torch_files import ProgramSegment, numbered, where
+from weft.runtime.cuda.torch_files import ProgramSegment, numbered, torch_device_name
 from weft.runtime.cuda.torch_types import as_torch
 from weft_stitch.assembly import uniform
 from weft_stitch.file_description import read_stitched
@@ -243,7 +243,7 @@ class RoundSegment(ProgramSegment):
         super().__init__(program, spec)
         self._round = program
 
-    def _bind(self, sources: Mapping[str, Any], targets: Mapping[str, Any]) -> Runnable:
+    def _bind_views(self, sources: Mapping[str, Any], targets: Mapping[str, Any]) -> Runnable:
         return _BoundRound(self._round, self._piece, sources, targets)
 
 
@@ -267,12 +267,12 @@ class FusedFile:
         """The program for *rows* rows of each task; it is created and tuned at first use."""
         if rows not in self._programs:
             self.allowance.check()
-            program = RoundProgram(self._rounds.at(rows), where(self.device))
+            program = RoundProgram(self._rounds.at(rows), torch_device_name(self.device))
             self._place_weights(program.module)
             self._set_tiles(program, random_batch(blueprint, rows), str(rows))
             if rows == 1:
                 inputs = self._to_device(program, random_batch(blueprint, 1))
-                self.device.plainly(lambda: program.record_orders(inputs))
+                self.device.run_uncaptured(lambda: program.record_orders(inputs))
             else:
                 program.channels_last = self.program(blueprint, 1).channels_last
             self.device.finish()
@@ -296,7 +296,7 @@ class FusedFile:
             key: tensor.permute(0, 2, 3, 1) if key in channels_last else tensor for key, tensor in new_tensors.items()
         }
         shapes = [(tuple(tensor.shape), numbered(tensor)) for tensor in contiguous.values()]
-        targets = self.weights.room(shapes) if new_tensors else []
+        targets = self.weights.allocate(shapes) if new_tensors else []
         for (key, tensor), target in zip(contiguous.items(), targets, strict=True):
             weight = as_torch(target)
             weight.copy_(tensor)

@@ -131,9 +131,9 @@ class Camera(HostDevice):
         self.most -= 1
         return run
 
-    def plainly(self, run: Callable[[], None]) -> None:
+    def run_uncaptured(self, run: Callable[[], None]) -> None:
         self.calls += 1
-        super().plainly(run)
+        super().run_uncaptured(run)
 
 
 def test_what_cannot_be_captured_runs_by_calls_and_says_so(path: Path) -> None:
@@ -255,7 +255,7 @@ class Stale(HostDevice):
 
 def test_what_gives_the_old_answers_to_new_inputs_is_computed_on_the_cpu(path: Path) -> None:
     model = prepare_on(Stale(), path, LoadOptions(grain_s=1e-9, max_batch=1))
-    assert isinstance(model, ModelOnHost) and "its answers there are others" in model.remarks[-1]
+    assert isinstance(model, ModelOnHost) and "its answers differ on the device" in model.remarks[-1]
     np.testing.assert_allclose(model.run(drawn(2))["y"], wanted(path, drawn(2)), rtol=1e-4, atol=1e-5)
 
 

@@ -138,9 +138,9 @@ def test_a_model_that_rests_answers_when_it_is_back(file: Path, body: CpuModel) 
         and found.residency.moving_bytes > found._weights.bytes > 0
     )
     for turn, mix in enumerate([(1, 0, 2), (0, 1, 0)]):
-        found.come_back()
+        found.restore()
         check_answers(through(found, samples(found, mix, turn)), body, samples(found, mix, turn))
-        found.leave()
+        found.evict()
 
 
 def test_weights_lie_there_once_for_all_rounds(file: Path) -> None:

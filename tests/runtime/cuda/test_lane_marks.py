@@ -52,10 +52,10 @@ class Model:
         mark = self._device.mark()
         return Launched([], mark, mark, False)
 
-    def leave(self) -> None:
+    def evict(self) -> None:
         self.moved.append("left")
 
-    def come_back(self) -> None:
+    def restore(self) -> None:
         self.moved.append("came")
 
 

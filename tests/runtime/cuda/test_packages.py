@@ -163,12 +163,12 @@ def test_a_compiled_model_gives_what_the_file_does_over_weights_that_come_and_go
         segment.add(rows, job.shapes_at(rows))
 
     def far(rows: int) -> float:
-        result = segment.run_loose(segment.loose(drawn(rows)))
-        return float(np.abs(segment.array(result["y"]) - wanted(job.model, drawn(rows))).max())
+        result = segment.run_uncaptured(segment.from_arrays(drawn(rows)))
+        return float(np.abs(segment.to_array(result["y"]) - wanted(job.model, drawn(rows))).max())
 
     assert far(1) < 1e-5 and far(4) < 1e-5
     (memory,) = segment.weights.memories
-    memory.leave()
+    memory.evict()
     assert not far(4) < 1e-5
-    memory.come_back()
+    memory.restore()
     assert far(4) < 1e-5

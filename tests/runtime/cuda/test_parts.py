@@ -18,7 +18,7 @@ from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda.device import TWIN_CUTS, Device, HostDevice
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.preparing import prepare_on
-from weft.runtime.cuda.rounds import like_by_rows
+from weft.runtime.cuda.rounds import likeness_by_rows
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.stitched import TaskSpec
 
@@ -41,7 +41,7 @@ class Parted(HostDevice):
         """Owner and part."""
         self.left, self.owners = [most], [0]
 
-    def own(self, part: int = 0) -> Device:
+    def model_view(self, part: int = 0) -> Device:
         found = copy(self)
         found.at = part
         if not part:
@@ -79,7 +79,7 @@ def opened(device: HostDevice, path: Path, options: LoadOptions = SHARED, cache:
 
 def on_lane(device: HostDevice, model: DeviceModel, lane: int, rows: int) -> Any:
     values: Any = drawn(rows)
-    with device.on(lane):
+    with device.lane_context(lane):
         for segment in range(len(model.segments)):
             made = model.launch(Step(segment, [BatchPart(values)], rows)).outputs[0]
             values = made.values
@@ -187,5 +187,5 @@ def test_batches_of_a_stitched_model_are_like_the_rounds_they_are_computed_in() 
     blueprint = Blueprint(
         inputs=(), outputs=(), segments=(segment,), warm_shapes=None, tasks=tasks, max_batch=8, round_rows=4, like=likes
     )
-    found = like_by_rows(blueprint)
+    found = likeness_by_rows(blueprint)
     assert found[1].kernel_us == 1 and found[8].kernel_us == 4 and 3 not in found

@@ -27,7 +27,7 @@ from tests.support.inference import infer_fp32
 from weft.base.errors import ModelError, NotLearned
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda.cpu_twins import TWIN
-from weft.runtime.cuda.device import LEFT, TWIN_CUTS, HostDevice
+from weft.runtime.cuda.device import EVICTED_BYTE, TWIN_CUTS, HostDevice
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.torch_program import TorchProgram, read_program
@@ -73,7 +73,7 @@ def test_programs_run_on_parts_of_a_device_as_on_the_whole(pictures: Net) -> Non
     assert isinstance(model, DeviceModel) and sorted(model.shares.like) == [1, 2, 3, 4]
     assert all(each.parts == [1, 2, 3, 4] for each in model._rungs)
     for lane in (0, TWIN_CUTS.lane_of(1), TWIN_CUTS.lane_of(4)):
-        with device.on(lane):
+        with device.lane_context(lane):
             found = through(model, draw_images(3))["output"]
         np.testing.assert_allclose(found, run_net(pictures[1], draw_images(3)), rtol=1e-4, atol=1e-5)
 
@@ -180,9 +180,9 @@ def test_a_program_comes_from_the_cache_as_it_was_cut(
 
 def test_weights_leave_and_come_back(pictures: Net) -> None:
     model = opened(pictures[0])
-    model.leave()
-    assert all(np.all(each._bytes == LEFT) for each in model._weights.memories)  # type: ignore[attr-defined]
-    model.come_back()
+    model.evict()
+    assert all(np.all(each._bytes == EVICTED_BYTE) for each in model._weights.memories)  # type: ignore[attr-defined]
+    model.restore()
     np.testing.assert_allclose(
         through(model, draw_images(2))["output"], run_net(pictures[1], draw_images(2)), rtol=1e-4, atol=1e-5
     )

@@ -53,8 +53,8 @@ def two(monkeypatch: pytest.MonkeyPatch) -> devices.SeveralDevices:
 def test_devices_share_what_was_learned_and_where_it_is_kept(two: Any, tmp_path: Path) -> None:
     two.open(Path("2.onnx"), OPTIONS, tmp_path)
     assert [each.how for each in two._backends] == [
-        {"label": "cuda:0", "kept_as": "cuda:0,cuda:1", "number": 0, "packager": None},
-        {"label": "cuda:1", "kept_as": "cuda:0,cuda:1", "number": 1, "packager": None},
+        {"label": "cuda:0", "cache_name": "cuda:0,cuda:1", "number": 0, "packager": None},
+        {"label": "cuda:1", "cache_name": "cuda:0,cuda:1", "number": 1, "packager": None},
     ]
     two.open(Path("2.onnx"), OPTIONS)
     assert two._backends[0].kept == two._backends[1].kept and two._backends[0].kept[0] == tmp_path
@@ -71,7 +71,7 @@ def test_a_model_is_as_far_away_as_on_the_device_that_has_it_soonest() -> None:
 
 
 def test_a_model_that_comes_out_otherwise_on_one_of_them_is_refused(two: Any, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"^3\.onnx: comes out otherwise on cuda:1 than on cuda:0"):
+    with pytest.raises(ModelError, match=r"^3\.onnx: is cut differently on cuda:1 than on cuda:0"):
         two.open(Path("3.onnx"), OPTIONS, tmp_path)
     assert [each.closed for each in two._backends] == [1, 1]
 

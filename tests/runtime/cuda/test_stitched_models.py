@@ -177,11 +177,11 @@ def test_a_model_that_rests_answers_when_it_is_back(file: Path, body: CpuModel) 
     with pytest.raises(MemoryError, match="not in the device's memory"):
         begin(found, samples(found, (1, 0, 0)))
     for turn, mix in enumerate([(1, 0, 2), (0, 1, 0)]):
-        found.come_back()
+        found.restore()
         inputs = [rung.tensors[spec.name] for rung in found._rungs for spec in found.inputs]
         assert all(np.isfinite(each).all() for each in inputs), "of what nobody asks for"
         check_answers(through(found, samples(found, mix, turn)), body, samples(found, mix, turn))
-        found.leave()
+        found.evict()
 
 
 def test_it_is_learned_once(file: Path, body: CpuModel, tmp_path: Path) -> None:
@@ -288,10 +288,10 @@ def test_a_graph_for_known_rows_works_out_no_sizes_and_joins_equals(form: str, t
         return computed(model, {each.name: feed(rows)[each.name] for each in model.graph.input}, tmp_path)
 
     made = RoundGraphs(source, run)
-    tensors = seen(made.at(1), feed(1), tmp_path)
-    filled = made.even(tensors)
+    tensors = seen(made.graph_for(1), feed(1), tmp_path)
+    filled = made.plan_concat_padding(tensors)
     assert bool(filled) == (form != "mts")
-    graphs = [made.at(rows) for rows in (1, 3)]
+    graphs = [made.graph_for(rows) for rows in (1, 3)]
     assert [node.name for node in graphs[0].graph.node] == [node.name for node in graphs[1].graph.node]
     assert not {"Shape", "Expand"} & {node.op_type for node in graphs[0].graph.node}
     for rows, graph in zip((1, 3), graphs, strict=True):
@@ -303,7 +303,7 @@ def test_a_graph_for_known_rows_works_out_no_sizes_and_joins_equals(form: str, t
 
 
 def seen(model: onnx.ModelProto, feed: dict[str, Any], folder: Path) -> Any:
-    """The tensors of a run, as a workshop sees them."""
+    """The tensors of a run, as the preparation sees them."""
 
     def profiled(path: Path, trace: Path) -> Any:
         return onnx_files.open_on(HostDevice(), path, channels_last=False, profile=trace)

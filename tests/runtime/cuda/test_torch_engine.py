@@ -61,8 +61,8 @@ def test_a_compiled_model_answers_as_the_file_at_all_sizes(path: Path, cache: Pa
     assert (tmp_path / "packages" / WEIGHTS).stat().st_size == 3 * WIDTH * WIDTH * 4  # once for both sizes
     for rows in (1, 2, 5):  # the last was not compiled
         np.testing.assert_allclose(model.run(drawn(rows))["y"], wanted(path, drawn(rows)), rtol=1e-5, atol=1e-6)
-    model.leave()
-    model.come_back()
+    model.evict()
+    model.restore()
     np.testing.assert_allclose(model.run(drawn(2))["y"], wanted(path, drawn(2)), rtol=1e-5, atol=1e-6)
 
 

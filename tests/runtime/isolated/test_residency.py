@@ -19,103 +19,103 @@ def of(most: int, *models: tuple[int, int]) -> Residency:
 
 def test_models_come_back_as_long_as_there_is_room_and_then_the_one_used_least_recently_leaves() -> None:
     found = of(23, (10, 1), (10, 1), (10, 1))
-    assert (found.bring(0), found.bring(1)) == ([], [])
-    assert found.bring(0) is None  # it is there, and was used just now
-    assert found.bring(2) == [1]
+    assert (found.make_room_for(0), found.make_room_for(1)) == ([], [])
+    assert found.make_room_for(0) is None  # it is there, and was used just now
+    assert found.make_room_for(2) == [1]
     assert [found.is_there(number) for number in range(3)] == [True, False, True] and found.returns == 3
 
 
 def test_as_many_leave_as_are_in_the_way_of_a_large_one() -> None:
     found = of(100, (30, 0), (30, 0), (30, 0), (90, 0))
-    assert [found.bring(number) for number in range(4)] == [[], [], [], [0, 1, 2]]
+    assert [found.make_room_for(number) for number in range(4)] == [[], [], [], [0, 1, 2]]
 
 
 def test_one_of_which_something_is_under_way_stays() -> None:
     found = of(20, (10, 0), (10, 0), (10, 0))
-    found.bring(0)
-    found.bring(1)
+    found.make_room_for(0)
+    found.make_room_for(1)
     found.begin(0)
-    assert found.bring(2) == [1]
+    assert found.make_room_for(2) == [1]
     found.begin(2)
     with pytest.raises(WorkerDied, match="full of models that are being computed") as full:
-        found.bring(1)
+        found.make_room_for(1)
     assert full.value.again_s > 0 and found.is_there(0) and found.is_there(2)
     found.end(0)
-    assert found.bring(1) == [0]
+    assert found.make_room_for(1) == [0]
 
 
 def test_one_that_never_fits_says_what_it_needs() -> None:
     found = of(100 << 20, (90 << 20, 0), (1 << 20, 20 << 20))
     with pytest.raises(Failed, match=r"it needs 90 MiB of the device.s memory, and 80 are left beside what models"):
-        found.bring(0)
+        found.make_room_for(0)
     found.remove(1)
-    assert found.bring(0) == []
+    assert found.make_room_for(0) == []
 
 
 def test_what_never_leaves_is_there_and_what_did_not_come_back_is_not() -> None:
     found = of(10, (0, 8))
-    assert found.is_there(0) and found.bring(0) is None and found.is_there(7) and found.bring(7) is None
+    assert found.is_there(0) and found.make_room_for(0) is None and found.is_there(7) and found.make_room_for(7) is None
     found.add(1, 2, 0)
-    found.bring(1)
+    found.make_room_for(1)
     found.failed(1)
-    assert found.is_there(1) and found.bring(1) == [] and found.bring(1) == []
+    assert found.is_there(1) and found.make_room_for(1) == [] and found.make_room_for(1) == []
     found.unsent(1, [])
     assert found.is_there(1)  # as before: nobody knows
-    found.came(1)
-    assert found.bring(1) is None
+    found.confirm(1)
+    assert found.make_room_for(1) is None
 
 
 def test_what_was_not_told_to_move_did_not() -> None:
     found = of(20, (10, 0), (10, 0), (20, 0))
-    found.bring(0)
-    found.bring(1)
-    leaving = found.bring(2)
+    found.make_room_for(0)
+    found.make_room_for(1)
+    leaving = found.make_room_for(2)
     assert leaving == [0, 1]
     found.unsent(2, leaving)
     assert [found.is_there(number) for number in range(3)] == [True, True, False]
-    assert found.bring(2) == [0, 1]
+    assert found.make_room_for(2) == [0, 1]
 
 
 def test_a_model_without_pause_gives_way_to_one_that_waits_for_its_room() -> None:
     found = of(10, (10, 0), (10, 0))
-    found.bring(0)
+    found.make_room_for(0)
     found.begin(0)
     with pytest.raises(WorkerDied, match="full of models"):
-        found.bring(1)
+        found.make_room_for(1)
     with pytest.raises(WorkerDied, match="it gives way to a model that waits"):
-        found.bring(0)
-    assert found.bring(0, begins=False) is None  # what has begun goes on to its end
+        found.make_room_for(0)
+    assert found.make_room_for(0, begins=False) is None  # what has begun goes on to its end
     found.end(0)
-    assert found.bring(1) == [0] and found.bring(0) == [1]
+    assert found.make_room_for(1) == [0] and found.make_room_for(0) == [1]
 
 
 def test_one_that_is_leaving_comes_back_on_another_lane_when_it_has_left() -> None:
     found = of(20, (10, 0), (10, 0), (10, 0))
-    found.bring(0)
-    found.bring(1)
-    assert found.bring(2, lane=1) == [0]
+    found.make_room_for(0)
+    found.make_room_for(1)
+    assert found.make_room_for(2, lane=1) == [0]
     with pytest.raises(WorkerDied, match="just leaving") as leaving:
-        found.bring(0, lane=2)
+        found.make_room_for(0, lane=2)
     assert leaving.value.again_s > 0 and found.is_there(1)
-    found.came(2, [0])
-    assert found.bring(0, lane=2) == [1]
+    found.confirm(2, [0])
+    assert found.make_room_for(0, lane=2) == [1]
 
 
 def test_one_that_is_leaving_may_come_back_behind_that_on_the_same_lane() -> None:
     found = of(10, (10, 0), (10, 0))
-    found.bring(0, lane=1)
-    assert found.bring(1, lane=1) == [0] and found.bring(0, lane=1) == [1]
+    found.make_room_for(0, lane=1)
+    assert found.make_room_for(1, lane=1) == [0] and found.make_room_for(0, lane=1) == [1]
 
 
 def test_nobody_gives_way_to_one_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     found, now_s = of(10, (10, 0), (10, 0)), [100.0]
     monkeypatch.setattr("weft.runtime.isolated.residency.time.monotonic", lambda: now_s[0])
-    found.bring(0)
+    found.make_room_for(0)
     found.begin(0)
     with pytest.raises(WorkerDied):
-        found.bring(1)
+        found.make_room_for(1)
     now_s[0] += CLAIM_S
-    assert found.bring(0) is None
+    assert found.make_room_for(0) is None
 
 
 @given(
@@ -134,7 +134,7 @@ def test_the_memory_is_never_exceeded_and_nothing_leaves_that_is_under_way(
             busy.discard(number)
             found.end(number)
         try:
-            leaving = found.bring(number)
+            leaving = found.make_room_for(number)
         except (WorkerDied, Failed) as error:
             if "gives way" in str(error):
                 assert number in there and waited - {number}

@@ -529,7 +529,7 @@ def test_steps_of_a_dead_worker_end_whatever_becomes_of_the_news(
     monkeypatch.setattr(worker, "_died", lambda *_: 1 / 0)
     os.kill(worker.pid, signal.SIGKILL)
     assert isinstance(heard.end().error, WorkerDied)
-    assert f"the death of worker {worker.pid} could not be told" in caplog.text
+    assert f"the death of worker {worker.pid} could not be reported" in caplog.text
 
 
 def test_a_worker_that_could_not_be_made_ready_is_tried_again_without_a_load(

@@ -100,7 +100,7 @@ def fuse_attention(model: OnnxModel) -> int:
         names = [match.queries.source, match.keys.source, match.values.source]
         fused = make_node(
             "MultiHeadAttention",
-            [*names, "", "", mask] if mask else names,
+            [*names, "", "", mask] if mask else names,  # "": no bias, and no padding of keys
             match.end.output,
             f"{match.end.name or match.end.output[0]}/attention",
             domain=DOMAIN,
@@ -125,8 +125,8 @@ class _Graph:
         self._weights = initializers(graph)
         self._input_names = {tensor.name for tensor in graph.input}
         modern = opsets(model).get("", 1) >= LAST_AXIS
-        self._default_axis = -1 if modern else 1
-        self._last_axes = {-1, 3} if modern else {3}
+        self._default_axis = -1 if modern else 1  # of a softmax
+        self._last_axes = {-1, 3} if modern else {3}  # ways to name the last of its four axes
         outline = _make_outline(model)
         write_defaults(outline)
         known = inferred(outline).graph
@@ -139,12 +139,14 @@ class _Graph:
 
     def attention_at(self, softmax: OnnxNode) -> _Match | None:
         """Match the attention around a softmax; None if there is no attention, or a variant that is not fused."""
+        # Forward from the softmax: product with the values, then the heads are joined.
         product = self._only_reader(softmax, "MatMul")
         join_heads = self._only_reader(self._only_reader(product, "Transpose", SPLIT), "Reshape")
-        if join_heads is None or product is None or product.input[0] != softmax.output[0]:
+        if join_heads is None or product is None or product.input[0] != softmax.output[0]:  # the weights stand left
             return None
         if _attribute(softmax, "axis", self._default_axis) not in self._last_axes:
             return None
+        # Backward: mask, scale, and the product of queries and keys.
         scores, mask = self._split_mask(softmax.input[0])
         scores, scale = self._split_scale(scores)
         score_product = self._maker_of(scores, "MatMul")
@@ -173,7 +175,7 @@ class _Graph:
         """The name of the mask with a row per query, as the operator takes it; empty: no mask; None: unusable mask."""
         if match.mask is None:
             return ""
-        sizes, rows = self._sizes.get(match.mask, ()), match.queries.rows
+        sizes, rows = self._sizes.get(match.mask, ()), match.queries.rows  # sizes: samples, heads, queries, keys
         if len(sizes) != 4 or sizes[1] not in (1, match.queries.heads) or sizes[3] != match.keys.rows:
             return None
         if sizes[0] not in (1, match.queries.outer[0]):
@@ -192,11 +194,11 @@ class _Graph:
         return node
 
     def _only_reader(self, node: OnnxNode | None, kind: str, order: Sequence[int] | None = None) -> OnnxNode | None:
-        """The only node that reads the output of *node*, if it is of this *kind* and *order*; else None."""
+        """The only node that reads the output of *node*, if its operator is *kind*, with this *order*; else None."""
         if node is None or node.output[0] in self._outputs:
             return None
         users = [user for user in self.nodes if node.output[0] in user.input]
-        return self._maker_of(users[0].output[0], kind, order) if len(users) == 1 else None
+        return self._maker_of(users[0].output[0], kind, order) if len(users) == 1 else None  # the reader, or None
 
     def _split_mask(self, name: str) -> tuple[str, str | None]:
         """Split the tensor *name* into the scores before a mask was added, and the mask (None: no mask)."""
@@ -204,6 +206,7 @@ class _Graph:
         if addition is None:
             return name, None
         first, second = addition.input
+        # The scores are a product.
         return (first, second) if self._maker_of(self._split_scale(first)[0], "MatMul") else (second, first)
 
     def _split_scale(self, name: str) -> tuple[str, float]:
@@ -229,12 +232,13 @@ class _Graph:
         return float(to_array(weight).ravel()[0])
 
     def _heads(self, name: str, order: Sequence[int]) -> _Heads | None:
-        """Trace *name* back through a Transpose of this order and a Reshape to the tensor with all heads; else None."""
+        """The heads that a Reshape and a Transpose of this *order* split off, with *name* as result; else None."""
         transposed = self._maker_of(name, "Transpose", order)
         split = self._maker_of(transposed.input[0], "Reshape") if transposed is not None else None
         if split is None:
             return None
         before, after = (self._sizes.get(tensor, ()) for tensor in (split.input[0], split.output[0]))
+        # From (samples, rows, heads * width) to (samples, rows, heads, width).
         if len(before) != 3 or len(after) != 4 or before[1] is None or before[1] != after[1]:
             return None
         count, width = after[2:]
@@ -261,7 +265,7 @@ class _Graph:
         """Write the nodes that are still needed to *model*, producers before their readers."""
         graph, wanted_names, needed_nodes = model.graph, set(self._outputs), list[OnnxNode]()
         masks = {node.output[0]: node for node in self._mask_nodes}
-        for node in reversed(self.nodes):
+        for node in reversed(self.nodes):  # so that readers come before producers
             if wanted_names.intersection(node.output):
                 needed_nodes.append(node)
                 wanted_names |= names_read(node)

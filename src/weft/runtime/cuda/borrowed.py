@@ -25,7 +25,7 @@ _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS of cuda.h
 
 
 class RegisteredFile(BorrowedFile):
-    """A file whose pages are registered with the driver."""
+    """A client's region in a file, whose pages are registered with the driver."""
 
     def __init__(self, terms: LendingTerms, file: int, inward: Any) -> None:
         """Register the file; on failure, close it and raise BadRequest. *inward*: the stream that copies from it."""
@@ -54,7 +54,7 @@ class RegisteredFile(BorrowedFile):
         return BorrowedTensor(shape, np.dtype(dtype), source, lambda: self.read(offset, shape, dtype))
 
     def close(self) -> None:
-        self._inward.synchronize()
+        self._inward.synchronize()  # copies from the region may be under way
         torch.cuda.cudart().cudaHostUnregister(self._bytes.ctypes.data)
         super().close()
 
@@ -63,6 +63,7 @@ class IpcMemory:
     """Memory of the GPU that belongs to another process, opened by its handle."""
 
     def __init__(self, terms: LendingTerms, device: torch.device, inward: Any) -> None:
+        """Open the memory that *terms* describe; *inward*: the stream that copies from it."""
         self.byte_size, self._address, self._inward = terms.byte_size, ctypes.c_uint64(0), inward
         torch.empty(1, device=device)  # gives this thread a context, which the driver needs
         handle = _Handle((ctypes.c_ubyte * HANDLE_BYTES)(*bytes.fromhex(terms.handle)))
@@ -102,7 +103,7 @@ class IpcMemory:
             torch.cuda.current_stream().synchronize()
 
     def close(self) -> None:
-        self._inward.synchronize()
+        self._inward.synchronize()  # copies from the region may be under way
         with torch.cuda.device(self._bytes.device):
             del self._bytes
             driver().cuIpcCloseMemHandle(self._address)

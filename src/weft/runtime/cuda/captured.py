@@ -31,7 +31,7 @@ def driver() -> Any:
 
 
 def check_replayable(graph: int) -> None:
-    """Raise ``NotReplayable`` if the graph calls the host or copies from its memory."""
+    """Raise ``NotReplayable`` if *graph* (the driver's handle) calls the host or copies from its memory."""
     for node in _nodes(graph):
         kind = _node_kind(node)
         if kind == _HOST:

@@ -48,7 +48,7 @@ def compiler() -> None:
 
         main(folder, job)
         return
-    # one row first, then the largest batch: they serve most requests
+    # one row first, then the largest batch: they serve most requests, and time may run out
     sizes = sorted(job.rows, key=lambda rows: (rows != 1, -rows))
     single_jobs = [job.model_copy(update={"rows": (rows,)}).model_dump_json() for rows in sizes]
     with ThreadPoolExecutor(processes) as pool:

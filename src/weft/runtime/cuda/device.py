@@ -1,9 +1,9 @@
 """The interface of a device: memory, streams, events and graphs behind one small class.
 
-Work that a thread starts runs in the order of its lane (``on``); copies of inputs and of answers run beside it. A
-``Mark`` is reached when the work that was started before it has ended. Lanes may be parts of the device, numbered from
-1; 0 is the whole. The twin, on the CPU with numpy arrays, does everything at once, so that the same models run without
-a GPU.
+A thread starts work for one lane at a time (``lane_context``), which runs it in order; copies of inputs and of answers
+run beside it. A ``Mark`` is reached when the work that was started before it has ended. Lanes may run on parts of the
+device (disjoint sets of its multiprocessors), numbered from 1; 0 is the whole. Models are captured once as graphs and
+replayed. The twin, on the CPU with numpy arrays, does everything at once, so that the same models run without a GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Mark(Protocol):
 
 ALIGNED_BYTES = 256
 """Offset alignment of tensors in one memory, in bytes; CUDA allocates with the same alignment."""
-LEFT = 0xFF
+EVICTED_BYTE = 0xFF
 """Byte that overwrites evicted memory of the twin, so that a model that still reads it gives wrong answers."""
 
 
@@ -97,11 +97,11 @@ class Movable(Protocol):
         """A tensor at an offset of this memory; *element_type* as ONNX numbers them."""
         ...
 
-    def leave(self) -> None:
+    def evict(self) -> None:
         """Copy contents that must come back to the host, then free the memory; no work may be using it."""
         ...
 
-    def come_back(self) -> None:
+    def restore(self) -> None:
         """Allocate the memory again and restore kept contents, before any work that starts later."""
         ...
 
@@ -110,8 +110,8 @@ class Movable(Protocol):
         ...
 
 
-def places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Lay out tensors of these sizes (bytes) in one memory: their aligned offsets, and the total size."""
+def aligned_offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Lay out tensors of these *sizes* in one memory: their aligned offsets, and the total size; all in bytes."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(end)
@@ -126,7 +126,8 @@ class Device(Protocol):
     kind: str
     """ONNX Runtime's name for the device's memory."""
     index: int
-    building: threading.RLock
+    """The device's number, such as 0 of ``cuda:0``."""
+    session_lock: threading.RLock
     """Held while sessions run, one at a time: while graphs are captured, and by steps that cannot be captured."""
 
     @property
@@ -141,13 +142,13 @@ class Device(Protocol):
 
     @property
     def part(self) -> int:
-        """The part of the calling thread's lane."""
+        """The number of the part that the calling thread's lane runs on; 0: the whole device."""
         ...
 
-    def own(self, part: int = 0) -> Device:
-        """A view of the device for one model whose graphs run beside others', with scratch memory of its own.
+    def model_view(self, part: int = 0) -> Device:
+        """This device with separate scratch memory, for one model whose graphs may run at the same time as others'.
 
-        part: graphs that are captured with the view run on that part; 0: the whole device.
+        part: number of the part on which graphs run that are captured with the view; 0: the whole device.
         """
         ...
 
@@ -156,19 +157,19 @@ class Device(Protocol):
         ...
 
     def movable(self, byte_size: int, *, kept: bool) -> Movable:
-        """Allocate memory whose contents can be evicted; *kept*: the contents come back as they were."""
+        """Allocate memory whose contents can be evicted; *kept*: ``restore`` brings the contents back."""
         ...
 
     def fill(self, target: Tensor, array: Array) -> None:
         """Copy an array to a tensor."""
         ...
 
-    def shared(self, tensor: Tensor) -> Any:
+    def as_ort_value(self, tensor: Tensor) -> Any:
         """The tensor as a value of ONNX Runtime, which sessions read and do not own."""
         ...
 
     def address(self, tensor: Tensor) -> int:
-        """The tensor's address on the device."""
+        """The tensor's address in the device's memory."""
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
@@ -179,10 +180,10 @@ class Device(Protocol):
         """A copy, made in the order of the lane's work."""
         ...
 
-    def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
+    def concatenate_rows(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
         """Concatenate rows of several tensors to a new tensor.
 
-        Each source is a tensor, the indices of the rows to take, and if these are None the number of leading rows.
+        Each source: a tensor, the indices of its rows to take or None, and if None the number of leading rows to take.
         """
         ...
 
@@ -199,7 +200,7 @@ class Device(Protocol):
         ...
 
     def mark(self, *, answers: bool = False) -> Mark:
-        """A mark after all work that was started; with *answers*, also after all copies of answers."""
+        """A mark after all work of the lane that was started; with *answers*, also after its copies of answers."""
         ...
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
@@ -210,12 +211,12 @@ class Device(Protocol):
         """Number of kernels in a captured graph, at least 1."""
         ...
 
-    def plainly(self, run: Callable[[], None]) -> None:
-        """Run sessions without a graph, in the order of the lane."""
+    def run_uncaptured(self, run: Callable[[], None]) -> None:
+        """Call *run*, which runs sessions, without a graph, in the order of the lane."""
         ...
 
-    def on(self, lane: int = 0) -> AbstractContextManager[Any]:
-        """Make the calling thread work for a lane, as a context."""
+    def lane_context(self, lane: int = 0) -> AbstractContextManager[Any]:
+        """A context in which work of the calling thread belongs to lane number *lane*."""
         ...
 
     def finish(self) -> None:
@@ -223,15 +224,15 @@ class Device(Protocol):
         ...
 
     def timed(self, run: Callable[[], None]) -> float:
-        """Seconds that the device takes for *run*."""
+        """Seconds that the device takes for *run*, the median of several runs."""
         ...
 
-    def took(self, memory: Array) -> None:
-        """Register a buffer of the host from which inputs are copied, so that copies run beside computation."""
+    def register_buffer(self, memory: Array) -> None:
+        """Register (pin) a buffer of the host from which inputs are copied, so that copies run beside computation."""
         ...
 
-    def dropped(self, memory: Array) -> None:
-        """Unregister a buffer that was registered with ``took``, if any."""
+    def unregister_buffer(self, memory: Array) -> None:
+        """Undo ``register_buffer``; no effect on a buffer that is not registered."""
         ...
 
     def memory(self) -> tuple[int, int]:
@@ -260,19 +261,19 @@ class HostMovable:
 
     def __init__(self, byte_size: int, *, kept: bool) -> None:
         self.byte_size, self._kept = byte_size, kept
-        self._bytes, self._copy = np.zeros(byte_size, np.uint8), b""
+        self._bytes, self._copy = np.zeros(byte_size, np.uint8), b""  # the copy: of evicted contents, if they are kept
 
     def tensor(self, offset: int, shape: Sequence[int], element_type: int) -> Tensor:
         kind = numpy_dtype(element_type)
         part = self._bytes[offset : offset + prod(shape) * kind.itemsize]
         return part.view(kind).reshape(tuple(shape))
 
-    def leave(self) -> None:
+    def evict(self) -> None:
         if self._kept and not self._copy:
             self._copy = self._bytes.tobytes()
-        self._bytes[:] = LEFT
+        self._bytes[:] = EVICTED_BYTE
 
-    def come_back(self) -> None:
+    def restore(self) -> None:
         if self._copy:
             self._bytes[:] = np.frombuffer(self._copy, np.uint8)
 
@@ -291,14 +292,14 @@ class HostDevice:
 
     def __init__(self, cuts: GpuCuts = TWIN_CUTS, uncut: str = "") -> None:
         """cuts: how the twin can be partitioned. uncut: why it has no parts."""
-        self.building, self.cuts, self.uncut = threading.RLock(), cuts, uncut
-        self._here = threading.local()  # the part that a thread works for
+        self.session_lock, self.cuts, self.uncut = threading.RLock(), cuts, uncut
+        self._thread_lane = threading.local()  # the part that a thread works for
 
     @property
     def part(self) -> int:
-        return getattr(self._here, "part", 0)
+        return getattr(self._thread_lane, "part", 0)
 
-    def own(self, part: int = 0) -> Device:
+    def model_view(self, part: int = 0) -> Device:
         return self
 
     def providers(self, *, channels_last: bool) -> list[Any]:
@@ -310,7 +311,7 @@ class HostDevice:
     def fill(self, target: Tensor, array: Array) -> None:
         target[...] = array
 
-    def shared(self, tensor: Tensor) -> Any:
+    def as_ort_value(self, tensor: Tensor) -> Any:
         return ort.OrtValue.ortvalue_from_numpy(tensor)
 
     def address(self, tensor: Tensor) -> int:
@@ -322,7 +323,7 @@ class HostDevice:
     def clone(self, tensor: Tensor) -> Tensor:
         return tensor.copy()
 
-    def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
+    def concatenate_rows(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
         picked = [
             source[:count] if rows is None else source[np.asarray(rows, np.intp)] for source, rows, count in sources
         ]
@@ -350,17 +351,18 @@ class HostDevice:
     def kernels(self, captured: Callable[[], None]) -> int:
         return 1
 
-    def plainly(self, run: Callable[[], None]) -> None:
-        with self.building:
+    def run_uncaptured(self, run: Callable[[], None]) -> None:
+        with self.session_lock:
             run()
 
     @contextmanager
-    def on(self, lane: int = 0) -> Iterator[None]:
-        previous_part, self._here.part = self.part, self.cuts.part_of(lane) if self.cuts.cuts else 0
+    def lane_context(self, lane: int = 0) -> Iterator[None]:
+        previous_part = self.part
+        self._thread_lane.part = self.cuts.part_of(lane) if self.cuts.cuts else 0
         try:
             yield
         finally:
-            self._here.part = previous_part
+            self._thread_lane.part = previous_part
 
     def finish(self) -> None:
         """Do nothing: all work has ended."""
@@ -373,17 +375,18 @@ class HostDevice:
             times_s.append(perf_counter() - began_s)
         return median(times_s)
 
-    def took(self, memory: Array) -> None:
+    def register_buffer(self, memory: Array) -> None:
         """Do nothing: the cores read any memory."""
 
-    def dropped(self, memory: Array) -> None:
+    def unregister_buffer(self, memory: Array) -> None:
         """Do nothing: nothing was registered."""
 
     def memory(self) -> tuple[int, int]:
-        return 1 << 40, 1 << 40
+        return 1 << 40, 1 << 40  # more than any test needs
 
     def bandwidth(self) -> float:
         source = np.ones(1 << 22, np.uint8)
+        # A copy reads and writes each byte.
         return 2 * source.nbytes / self.timed(lambda: self.copy(np.empty_like(source), source))
 
 

@@ -41,7 +41,7 @@ def device_named(name: str) -> Device:
 class CudaEngine:
     """Runs models on one GPU."""
 
-    here = False
+    here = False  # steps are queued on the device, not computed on the calling thread
     kept_bytes = KEPT_BYTES
 
     def __init__(self, name: str) -> None:
@@ -49,7 +49,7 @@ class CudaEngine:
         self._device: Device | None = None
         self._lanes: list[CudaLane] = []
         self._shares = False
-        """Whether lanes are shares of the device: a model was opened so."""
+        """Whether lanes are shares of the device: a model was opened with that option."""
 
     @property
     def device(self) -> Device:
@@ -62,12 +62,15 @@ class CudaEngine:
         return self._device
 
     def open(self, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> LoadedModel:
-        """Open a model on the device, evicted if the options allow that; ``ModelError`` if memory is lacking."""
+        """Open a model on the device, and evict it if the options allow that; ``ModelError`` if memory is lacking.
+
+        learn: False: ``NotLearned`` if the model would have to be measured.
+        """
         self._shares |= options.shares
         try:
             model = prepare_on(self.device, path, options, cache, learn=learn)
             if options.rests and isinstance(model, DeviceModel):
-                model.rest()
+                model.evict_and_time()
             return model
         except Exception as error:  # torch and ONNX Runtime raise kinds of their own
             if not lacks_memory(error):
@@ -87,7 +90,7 @@ class CudaEngine:
     def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
         return self.device.borrow(terms, file)
 
-    def rest(self, asked: Callable[[float], bool]) -> None:
+    def rest(self, wait_for_step: Callable[[float], bool]) -> None:
         """Do nothing: no memory is freed between steps."""
 
     def metrics(self) -> dict[str, float]:

@@ -3,9 +3,9 @@
 Every lane has a stream, which is torch's current one on the lane's thread. Answers leave on another stream of the lane;
 inputs arrive on one that all lanes share. Sessions of ONNX Runtime are bound to a stream of their own, on which they
 are warmed up and captured; graphs are replayed on the streams of lanes, so that a model can be opened while others run.
-Models that run side by side each have such a stream, and scratch memory, of their own (``own``). What was captured on a
-part of the GPU is replayed on the one stream of that part, in the order of the lane; nothing else runs there, because
-torch's events cannot be recorded on streams of parts.
+Models that run side by side each have such a stream, and scratch memory, of their own (``model_view``). What was
+captured on a part of the GPU is replayed on the one stream of that part, in the order of the lane; nothing else runs
+there, because torch's events cannot be recorded on streams of parts.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class _Replay:
     """A captured graph, of the whole GPU or of a part; calling it replays it, after earlier work of the lane."""
 
     def __init__(self, graph: Any, part: Part | None, device: Any) -> None:
+        """part: where it was captured; None: on the whole GPU. device: torch's."""
         self._graph, self._part, self.kernels = graph, part, max(1, kernels_in(graph.raw_cuda_graph()))
         self._stream = torch.cuda.ExternalStream(part.streams[LOW], device=device) if part else None
 
@@ -109,35 +110,35 @@ class Gpu:
         torch.cuda.set_device(index)
         self.index, self.name = index, torch.cuda.get_device_name(index)
         # Sessions share a stream and its scratch memory, so they run one by one: in captures and in uncaptured steps.
-        self.building = threading.RLock()
+        self.session_lock = threading.RLock()
         self._device = torch.device("cuda", index)
         self._inward = torch.cuda.Stream()
         """The stream for copies of inputs, of all lanes."""
         self._pinned = set[int]()
         """Addresses of registered host buffers."""
-        self._here = threading.local()  # the streams and the part of the lane that a thread works for
+        self._thread_lane = threading.local()  # the streams and the part of the lane that a thread works for
         self._lanes: dict[int, _LaneStreams] = {}
         self._cut: list[tuple[GpuCuts, list[Part], str]] = []
         """Empty until the GPU is partitioned; then one entry: sizes of the parts, the parts, and why there are none.
 
-        A list, so that all copies of this object (``own``) share the entry.
+        A list, so that all copies of this object (``model_view``) share the entry.
         """
-        self._create_session_stream(torch.cuda.Stream())
+        self._use_session_stream(torch.cuda.Stream())
 
-    def _create_session_stream(self, sessions: Any, part: Part | None = None) -> None:
-        """Run sessions on the stream *sessions* from now on, and create scratch memory for it.
+    def _use_session_stream(self, stream: Any, part: Part | None = None) -> None:
+        """Run sessions on *stream* from now on, and create scratch memory for it.
 
         part: the part that the stream belongs to; None: the whole GPU.
         """
-        self._sessions, self._session_part = sessions, part
-        self._owned: dict[int, Gpu] = {}
+        self._sessions, self._session_part = stream, part
+        self._part_views: dict[int, Gpu] = {}
         """Part -> the view of the GPU for the same model on that part."""
         self._pool = torch.cuda.graph_pool_handle()
         """Scratch memory of graphs that are replayed one at a time, so that all of them can use the same memory."""
         self._pool_user = torch.cuda.CUDAGraph()  # torch keeps the pool as long as a graph uses it
-        with self.building, torch.cuda.stream(sessions):
+        with self.session_lock, torch.cuda.stream(stream):
             self._pool_user.capture_begin(pool=self._pool, capture_error_mode="relaxed")
-            torch.zeros(1, device=self._device)
+            torch.zeros(1, device=self._device)  # a graph must have content
             self._pool_user.capture_end()
 
     # Shares
@@ -152,11 +153,11 @@ class Gpu:
 
     @property
     def part(self) -> int:
-        return getattr(self._here, "part", 0)
+        return getattr(self._thread_lane, "part", 0)
 
     def _cut_once(self) -> tuple[GpuCuts, list[Part], str]:
         """How the GPU is partitioned; the first call partitions it."""
-        with self.building:
+        with self.session_lock:
             if not self._cut:
                 self._cut.append(self._partition())
             return self._cut[0]
@@ -171,30 +172,35 @@ class Gpu:
             cuts = GpuCuts(sms=sms, cuts=tuple((large.sms, small.sms) for small, large in partitions))
         except (NoPartitions, ValueError) as error:
             return GpuCuts(sms=sms), [], str(error).splitlines()[0]
+        # In the order of ``cuts.parts``: the larger side of each cut first.
         return cuts, [part for small, large in partitions for part in (large, small)], ""
 
-    def own(self, part: int = 0) -> Gpu:
-        """A view with a session stream and scratch memory of its own; views of parts are created once."""
-        if part in self._owned:
-            return self._owned[part]
+    def model_view(self, part: int = 0) -> Gpu:
+        """A copy of this object with a session stream and scratch memory of its own; one copy for each part."""
+        if part in self._part_views:
+            return self._part_views[part]
         self.memory()  # any call gives this thread a context, which the driver needs
-        session_part = self._cut_once()[1][part - 1] if part else None
-        handle = another_stream(session_part) if session_part else _new_stream()
-        owned = copy(self)  # shares the lanes, the partition and the registered buffers
-        owned._create_session_stream(torch.cuda.ExternalStream(handle, device=self._device), session_part)
+        session_part = None
         if part:
-            self._owned[part] = owned
-        return owned
+            _, parts, _ = self._cut_once()
+            session_part = parts[part - 1]
+        handle = another_stream(session_part) if session_part else _new_stream()
+        view = copy(self)  # shares the lanes, the partition and the registered buffers
+        view._use_session_stream(torch.cuda.ExternalStream(handle, device=self._device), session_part)
+        if part:
+            self._part_views[part] = view
+        return view
 
     def _streams(self, lane: int) -> _LaneStreams:
         """The streams of a lane, created when they are first used."""
-        with self.building:
+        with self.session_lock:
             if lane not in self._lanes:
                 self._lanes[lane] = _LaneStreams(self._new_compute_stream(lane), torch.cuda.Stream())
             return self._lanes[lane]
 
     def _new_compute_stream(self, lane: int) -> Any:
-        """Create the compute stream of a lane; of the plain streams of a shared GPU, the last has high priority."""
+        """Create the compute stream of a lane; of the lanes that share the whole GPU, the last has high priority."""
+        # torch's numbers: -1 is high priority, 0 low.
         return torch.cuda.Stream(priority=-1 if lane and lane == self.cuts.streams else 0)
 
     # Sessions and memory
@@ -205,8 +211,8 @@ class Gpu:
             "user_compute_stream": str(self._sessions.cuda_stream),
             "use_tf32": 0,  # TF32 rounds factors to 10 bits
             "prefer_nhwc": int(channels_last),
-            "arena_extend_strategy": "kSameAsRequested",
-            "cudnn_conv_algo_search": "HEURISTIC",
+            "arena_extend_strategy": "kSameAsRequested",  # by no more than is needed
+            "cudnn_conv_algo_search": "HEURISTIC",  # trials would take time and memory at every opening
         }
         return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 
@@ -214,9 +220,9 @@ class Gpu:
         return GpuMovable(self._device, byte_size, self._inward, TYPES, kept=kept)
 
     def fill(self, target: Tensor, array: Array) -> None:
-        target.copy_(as_torch(np.array(array, order="C")))
+        target.copy_(as_torch(np.array(array, order="C")))  # a copy, as torch refuses arrays that are read-only
 
-    def shared(self, tensor: Tensor) -> Any:
+    def as_ort_value(self, tensor: Tensor) -> Any:
         return ort.OrtValue.from_dlpack(tensor)
 
     def address(self, tensor: Tensor) -> int:
@@ -229,7 +235,7 @@ class Gpu:
     def clone(self, tensor: Tensor) -> Tensor:
         return tensor.clone()
 
-    def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
+    def concatenate_rows(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
         for tensor, _, _ in sources:  # they may have been made on another lane
             tensor.record_stream(torch.cuda.current_stream())
         picked = [source[:count] if rows is None else source[list(rows)] for source, rows, count in sources]
@@ -242,7 +248,7 @@ class Gpu:
         with torch.cuda.stream(self._inward):
             target = torch.empty(shape, dtype=_type_of(first.dtype), device=self._device)
             first_row = 0
-            for array in arrays:
+            for array in arrays:  # a single array may have no axis of rows
                 part = target[first_row : first_row + array.shape[0]] if several else target
                 if isinstance(array, BorrowedTensor):
                     part.reshape(-1).view(torch.uint8).copy_(array.source, non_blocking=True)
@@ -263,7 +269,7 @@ class Gpu:
     def copy_out(self, tensor: Tensor) -> Array:
         """Start a copy to pinned host memory, on the lane's stream for answers."""
         snapshot = tensor.clone()  # the next batch may overwrite the tensor before it has been copied
-        outward = self._here.streams.outward
+        outward = self._thread_lane.streams.outward
         snapshot.record_stream(outward)
         outward.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(outward):
@@ -273,11 +279,11 @@ class Gpu:
         return array
 
     def mark(self, *, answers: bool = False) -> Mark:
-        return _Event(self._here.streams.outward if answers else torch.cuda.current_stream())
+        return _Event(self._thread_lane.streams.outward if answers else torch.cuda.current_stream())
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Warm up and capture the work of *run* on the session stream; raises if it cannot be replayed."""
-        with self.building, torch.cuda.stream(self._sessions):
+        with self.session_lock, torch.cuda.stream(self._sessions):
             for _ in range(_WARM_RUNS):
                 run()
             self._sessions.synchronize()
@@ -296,9 +302,9 @@ class Gpu:
     def kernels(self, captured: Callable[[], None]) -> int:
         return captured.kernels if isinstance(captured, _Replay) else 1
 
-    def plainly(self, run: Callable[[], None]) -> None:
+    def run_uncaptured(self, run: Callable[[], None]) -> None:
         """Run *run* on the session stream, after earlier work of the lane and before later work."""
-        with self.building:
+        with self.session_lock:
             compute = torch.cuda.current_stream()
             self._sessions.wait_stream(compute)
             with torch.cuda.stream(self._sessions):
@@ -306,17 +312,17 @@ class Gpu:
             compute.wait_stream(self._sessions)
 
     @contextmanager
-    def on(self, lane: int = 0) -> Iterator[None]:
+    def lane_context(self, lane: int = 0) -> Iterator[None]:
         """Make the streams of a lane the calling thread's, as a context."""
-        previous = getattr(self._here, "streams", None), self.part
+        previous = getattr(self._thread_lane, "streams", None), self.part
         with torch.cuda.device(self.index):
             streams = self._streams(lane)
-            self._here.streams, self._here.part = streams, self._part_of(lane)
+            self._thread_lane.streams, self._thread_lane.part = streams, self._part_of(lane)
             try:
                 with torch.cuda.stream(streams.compute), torch.inference_mode():
                     yield
             finally:
-                self._here.streams, self._here.part = previous
+                self._thread_lane.streams, self._thread_lane.part = previous
 
     def _part_of(self, lane: int) -> int:
         """The part of a lane; the first lane is the whole GPU and needs no partition."""
@@ -337,13 +343,13 @@ class Gpu:
             times_ms.append(began.elapsed_time(ended))
         return float(median(times_ms)) / 1e3
 
-    def took(self, memory: Array) -> None:
+    def register_buffer(self, memory: Array) -> None:
         """Register a buffer so that copies from it run beside computation; if that fails, copies only take longer."""
         address = int(memory.ctypes.data)
         if int(torch.cuda.cudart().cudaHostRegister(address, memory.nbytes, 0)) == 0:
             self._pinned.add(address)
 
-    def dropped(self, memory: Array) -> None:
+    def unregister_buffer(self, memory: Array) -> None:
         address = int(memory.ctypes.data)
         if address in self._pinned:
             self._inward.synchronize()

@@ -26,7 +26,8 @@ READ = ("/proc", "/sys", "/usr/local/nvidia", "/usr/local/cuda", "/opt/nvidia", 
 WRITTEN = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/dxg", "/dev/null", "/proc/self")
 """Files of the GPUs, and files by which the process names its threads."""
 COMPILERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec", "/usr/include", *LIBRARIES)
-"""Folders of the C compiler and its files, which triton uses to build kernels; the program loader is a library."""
+"""Folders of the C compiler and its files, which triton uses to build kernels, and of libraries: programs are loaded by
+one of them."""
 
 
 class CudaEngineKind:
@@ -44,7 +45,7 @@ class CudaEngineKind:
     def warm_up(self, name: str) -> None:
         import weft.runtime.cuda.engine
 
-        registered("model_kinds")  # what tools register is read once, for all workers
+        registered("model_kinds")  # so the template process reads what tools register, once for all workers
         if not is_twin(name):
             import weft.runtime.cuda.gpu  # noqa: F401
 
@@ -69,6 +70,7 @@ class CudaKind:
         return None if is_twin(name) else requirements.check(name)
 
     def called(self, name: str) -> str:
+        """The driver's name of the GPU, as the hardware model; empty if there is no such GPU."""
         return requirements.gpu_called(name)
 
     def open(self, names: Sequence[str], limits: WorkerLimits, memory_bytes: int | None) -> Backend:
@@ -77,7 +79,7 @@ class CudaKind:
 
         numbers = [_number(name) for name in names]
         packagers = [Packager(name, "cpu" if is_twin(name) else self.called(name)) for name in names]
-        limits = dataclasses.replace(limits, shared_cache=FOLDER)
+        limits = dataclasses.replace(limits, shared_cache=FOLDER)  # workers read the packages that the server compiles
         if len(names) == 1:
             return DeviceBackend(names[0], limits, memory_bytes, number=numbers[0], packager=packagers[0])
         return SeveralDevices(names, limits, memory_bytes, numbers=numbers, packagers=packagers)

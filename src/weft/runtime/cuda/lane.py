@@ -37,9 +37,9 @@ class Launching(Protocol):
 class Moving(Protocol):
     """A model that can be evicted from the device and brought back."""
 
-    def leave(self) -> None: ...
+    def evict(self) -> None: ...
 
-    def come_back(self) -> None: ...
+    def restore(self) -> None: ...
 
 
 class DeviceRun(NamedTuple):
@@ -56,12 +56,12 @@ class DeviceRun(NamedTuple):
 class _Flight(NamedTuple):
     """A started step whose end has not been reported."""
 
-    began: int  # when it was started, in ns; work on the device may begin later
+    began: int  # when it was started, in ns of the lane's clock; work on the device may begin later
     launched: Launched | None
     error: Exception | None
     ended: Ended
     awaited_first: Mark | None
-    """Awaited first: the return of the step's model after an eviction, or the remaining work of a failed step."""
+    """What the reporting thread awaits first: that an evicted model is back, or the work that a failed step started."""
 
 
 class CudaLane:
@@ -78,11 +78,14 @@ class CudaLane:
         *,
         share: int = 0,
     ) -> None:
-        """lost: called with an error that the device cannot recover from. share: number of the device's share, or 0."""
+        """now: the clock in ns. lost: called with an error that the device cannot recover from.
+
+        share: number of the share of the device that it runs on; 0: the device is not shared.
+        """
         self._device, self._now, self._lost, self._share = device, now, lost, share
         self.busy_ns = 0
         self._last_end = 0  # of the last step, on the lane's clock in ns
-        self._returned: Mark | None = None  # reached when the model of the next step is back in memory
+        self._restored: Mark | None = None  # reached when the model of the next step is back in memory
         self._threads = threading.local()  # the device context that a thread has entered
         self._flights: SimpleQueue[_Flight | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._report_ends, name=f"device-lane-{index}", daemon=True)
@@ -91,7 +94,7 @@ class CudaLane:
     def start(self, model: Launching, step: Step, ended: Ended) -> DeviceRun:
         """Start a step; its end is reported on the lane's own thread."""
         began, launched, error = self._now(), None, None
-        awaited_first, self._returned = self._returned, None
+        awaited_first, self._restored = self._restored, None
         try:
             self._bind_thread()
             launched = model.launch(step)
@@ -103,17 +106,17 @@ class CudaLane:
 
     def _bind_thread(self) -> None:
         """Bind the calling thread to the lane once: entering and leaving its stream takes as long as a step."""
-        if not hasattr(self._threads, "context"):
-            self._threads.context = self._device.on(self._share)
+        if not hasattr(self._threads, "context"):  # it is never left
+            self._threads.context = self._device.lane_context(self._share)
             self._threads.context.__enter__()
 
     def move(self, leaving: Sequence[Moving], coming: Moving) -> None:
         """Evict the models *leaving*, none of whose steps runs, and bring back *coming* before the next step."""
         self._bind_thread()
         for model in leaving:
-            model.leave()
-        coming.come_back()
-        self._returned = self._device.mark()
+            model.evict()
+        coming.restore()
+        self._restored = self._device.mark()
 
     def stop(self, step: int) -> None:
         """Do nothing: work on a device cannot be stopped."""
@@ -122,10 +125,10 @@ class CudaLane:
         """Do nothing: the device schedules its streams itself."""
 
     def register_buffer(self, memory: Any) -> None:
-        self._device.took(memory)
+        self._device.register_buffer(memory)
 
     def unregister_buffer(self, memory: Any) -> None:
-        self._device.dropped(memory)
+        self._device.unregister_buffer(memory)
 
     def close(self, patience_s: float | None = None) -> bool:
         self._flights.put(None)
@@ -139,11 +142,11 @@ class CudaLane:
             try:
                 flight.ended(end)
             except Exception:
-                log.exception("the end of a step could not be told")
+                log.exception("the end of a step could not be reported")
             del flight, end  # an idle lane must not keep values alive
 
     def _await_end(self, flight: _Flight) -> StepEnd:
-        """Wait for the end of a step; it began when the step before it had ended."""
+        """Wait for the end of a step; it counts as begun when the step before it had ended."""
         launched, began = flight.launched, max(flight.began, self._last_end)
         try:
             if flight.awaited_first is not None:
@@ -153,7 +156,7 @@ class CudaLane:
                 return StepEnd(flight.began, max(flight.began, self._now()), error=flight.error)
             launched.computed.wait()
             self._last_end = ended = max(began, self._now())
-            launched.answered.wait()
+            launched.answered.wait()  # copies of answers do not count as time of the step
         except Exception as error:  # such as an illegal address: the device cannot run anything any more
             self._lost(error)
             return StepEnd(began, max(began, self._now()), error=error)

@@ -1,7 +1,8 @@
 """Measurements of a model on parts of its device, taken when it is loaded, as far as time and memory allow.
 
-The most common batch sizes come first: a single request, and full batches. Batch sizes that are left out run as on the
-whole device.
+The result for a batch size is a ``GpuLikeness``: the model's speed on each part relative to the whole device, the time
+of its kernels and its share of the memory's bandwidth. From these the scheduler predicts how it runs beside others. The
+most common batch sizes come first: a single request, and full batches. Sizes that are left out count as on the whole.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ LEAST_SPEED, MOST_SPEED = 0.01, 4.0
 def captured_on_parts(device: Device, rung: Rung) -> str:
     """Capture a batch size on every part of the device; returns why that failed, or an empty text."""
     try:
-        rung.add_parts([device.own(part) for part in range(1, len(device.cuts.parts) + 1)])
+        rung.add_parts([device.model_view(part) for part in range(1, len(device.cuts.parts) + 1)])
     except Exception as error:  # sessions, torch and drivers raise kinds of their own; the captures are optional
         return first_line(error)
     return ""
 
 
-def like_on(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> GpuLikeness:
+def measure_on_parts(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> GpuLikeness:
     """Measure a captured batch size on all parts: its speed relative to the whole device, and its time per kernel.
 
-    *bandwidth*: of the device's memory, in bytes per second. The share of it that the model uses is estimated from the
-    bytes of its weights and cuts.
+    *bandwidth*: of the device's memory, in bytes per second. The share of it that the model uses is estimated from
+    *weight_bytes* and the bytes that cross its cuts.
     """
     segments = range(rung.segments)
     whole_s = max(1e-9, sum(rung.timed(segment) for segment in segments))
@@ -50,20 +51,23 @@ class PartsBudget:
     """The time and the device memory that captures on parts may take for one model."""
 
     def __init__(self, device: Device, allowance: Allowance) -> None:
-        self._device, self._allowance, self._free = device, allowance, device.memory()[0]
+        self._device, self._allowance, self._free_bytes = device, allowance, device.memory()[0]
 
     def spent(self) -> str:
         """Which budget is spent, in words; empty while some of both is left."""
         if self._allowance.is_half_used():
-            return "half of learn_s is gone"
-        taken = self._free - self._device.memory()[0]
-        return "a quarter of the free memory is taken" if taken > MEMORY_PART * self._free else ""
+            return "half of learn_s is used"
+        taken_bytes = self._free_bytes - self._device.memory()[0]
+        return "a quarter of the free memory is taken" if taken_bytes > MEMORY_PART * self._free_bytes else ""
 
 
-def measured_likeness(
+def measure_likeness(
     device: Device, rungs: Sequence[Rung], weight_bytes: int, allowance: Allowance, remarks: list[str]
 ) -> dict[int, GpuLikeness]:
-    """Rows of a batch size -> its measurements; sizes beyond the budget are left out, with the reason in *remarks*."""
+    """Rows of a batch size -> its measurements; sizes beyond the budget are left out, with the reason in *remarks*.
+
+    rungs: the captured batch sizes, ascending. weight_bytes: of the model. allowance: its time limit.
+    """
     if device.uncut:
         remarks.append(f"shares the device on plain streams: {device.uncut}")
     likenesses: dict[int, GpuLikeness] = {}
@@ -78,7 +82,7 @@ def measured_likeness(
         if why:
             remarks.append(f"on parts of the device at {len(likenesses)} of {len(rungs)} batch sizes: {why}")
             break
-        likenesses[rung.rows] = like_on(device, rung, weight_bytes, bandwidth)
+        likenesses[rung.rows] = measure_on_parts(device, rung, weight_bytes, bandwidth)
     return likenesses
 
 

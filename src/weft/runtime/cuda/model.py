@@ -1,4 +1,8 @@
-"""A model on a device: picks the rung (captured batch size) of each batch, manages memory, and returns answers."""
+"""A model on a device: picks the rung (captured batch size) of each batch, manages memory, and returns answers.
+
+*Live* values are those that a later segment or an answer needs. Batches of other shapes than the captured ones run
+uncaptured.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step
 from weft.runtime.cuda.device import AlreadyReached, Device, Movable, Tensor, as_array
 from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.rung import DeviceValues, Rung
-from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose
+from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, UncapturedTensors
 from weft.runtime.exits import join, keep
 from weft.runtime.facets import ModelResidency, ModelShares
 from weft.runtime.onnxruntime_cpu.model import Blueprint, BlueprintModel, CpuModel, live_after
@@ -20,17 +24,17 @@ from weft.runtime.tensors import Array
 
 
 def ladder(max_batch: int) -> list[int]:
-    """The batch sizes that are captured: powers of two, and *max_batch*; other batches use the next larger size."""
+    """The batch sizes that are captured: powers of two, and *max_batch*; other batches are padded to the next size."""
     sizes = [1]
     while 2 * sizes[-1] < max_batch:
         sizes.append(2 * sizes[-1])
     return sizes if max_batch == 1 else [*sizes, max_batch]
 
 
-class LooseValues(NamedTuple):
+class UncapturedValues(NamedTuple):
     """Values of a batch of other shapes than those that were captured."""
 
-    values: Loose
+    values: UncapturedTensors
     rows: int
 
 
@@ -43,15 +47,16 @@ class DeviceModel(BlueprintModel):
         self,
         device: Device,
         blueprint: Blueprint,
-        sessions: Sequence[DeviceSegment],
+        segments: Sequence[DeviceSegment],
         weights: DeviceWeights,
         rungs: Sequence[Rung],
     ) -> None:
+        """rungs: its captured batch sizes, ascending."""
         super().__init__(blueprint)
-        self._device, self._device_segments, self._weights, self._rungs = device, list(sessions), weights, list(rungs)
+        self._device, self._device_segments, self._weights, self._rungs = device, list(segments), weights, list(rungs)
         # Held while memory is evicted, brought back or freed, so that none of these happens half-way through another.
         self._memory_lock, self._in_memory = threading.Lock(), True
-        self._live_names = live_after(blueprint)  # of the values that are needed after each segment
+        self._live_names = live_after(blueprint)  # for each segment, the names of the values that are needed after it
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Start a step on a lane of the device; *here* has no effect."""
@@ -62,13 +67,13 @@ class DeviceModel(BlueprintModel):
         """Run all segments one after another, and wait; returns the outputs."""
         values: Any = inputs
         for segment in range(len(self.segments)):
-            launched = self.launch(Step(segment, [BatchPart(values)], len(next(iter(inputs.values())))))
+            launched = self.launch(Step(segment, [BatchPart(values)], rows=len(next(iter(inputs.values())))))
             values = launched.outputs[0].values
         launched.answered.wait()
         return launched.outputs[0].answers
 
     def uncaptured(self) -> dict[int, str]:
-        """Index of each segment that runs without a graph at some batch size -> the reason."""
+        """Index of each segment that could not be captured at some batch size -> the reason."""
         return {segment: why for rung in self._rungs for segment, why in rung.uncaptured.items()}
 
     def close(self) -> None:
@@ -76,43 +81,43 @@ class DeviceModel(BlueprintModel):
         with self._memory_lock:
             memories = self._memories()
             self._rungs, self._device_segments, self._weights = [], [], DeviceWeights(self._device)
-            gc.collect()
+            gc.collect()  # sessions and graphs that use the memory must be gone before it
             for memory in memories:
                 memory.close()
 
     # Eviction
 
-    def rest(self) -> None:
-        """Evict the model, and measure how long it takes to bring it back; updates ``residency``."""
-        with self._device.on():
-            self.leave()
+    def evict_and_time(self) -> None:
+        """Evict the model, and measure how long it takes to bring it back; sets ``residency``."""
+        with self._device.lane_context():
+            self.evict()
             began_s = time.perf_counter()
-            self.come_back()
+            self.restore()
             self._device.finish()
             return_s = time.perf_counter() - began_s
-            self.leave()
+            self.evict()
         moving_bytes = sum(memory.byte_size for memory in self._memories())
         staying_bytes = max(0, self.residency.memory_bytes - moving_bytes)
         self.residency = ModelResidency(staying_bytes, moving_bytes, return_s)
 
-    def leave(self) -> None:
+    def evict(self) -> None:
         """Evict the weights and the memory of the rungs; no step of the model may be running."""
         with self._memory_lock:
-            self._evict()
+            self._evict_memories()
 
-    def _evict(self) -> None:
+    def _evict_memories(self) -> None:
         self._in_memory = False
         for memory in self._memories():
-            memory.leave()
+            memory.evict()
 
-    def come_back(self) -> None:
+    def restore(self) -> None:
         """Bring all memory back before work that starts later; if that fails, all memory is evicted again."""
         with self._memory_lock:
             try:
                 for memory in self._memories():
-                    memory.come_back()
+                    memory.restore()
             except BaseException:
-                self._evict()
+                self._evict_memories()
                 raise
             self._in_memory = True
 
@@ -135,21 +140,25 @@ class DeviceModel(BlueprintModel):
         computed = self._device.mark()
         answered = self._device.mark(answers=True) if any(output.answers for output in outputs) else computed
         has_answers = step.segment == len(self.segments) - 1 or step.segment in self._exit_at
-        return Launched(outputs, computed, answered, not has_answers)
+        # After answers, the end is awaited: at an exit they decide which samples continue.
+        return Launched(outputs, computed, answered, onward=not has_answers)
 
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         """Start a segment on *parts*, which are computed as one batch."""
         rung = self._rung_for(parts) if segment == 0 else None
-        if (segment == 0 and rung is None) or any(isinstance(part.values, LooseValues) for part in parts):
-            return self._run_loose(segment, parts)
+        if (segment == 0 and rung is None) or any(isinstance(part.values, UncapturedValues) for part in parts):
+            return self._run_uncaptured(segment, parts)
         values = self._enter_inputs(rung, parts) if rung is not None else self._gather(segment, parts)
         return self._compute_segment(segment, values)
 
     def _rung_for(self, parts: list[BatchPart]) -> Rung | None:
         """The rung (captured batch size) for a new batch; None where its shapes or its size were not captured."""
-        warm, skipped = self.timing.warm_shapes or {}, 1 if self.batching.batchable else 0
+        captured, skipped = (
+            self.timing.warm_shapes or {},
+            1 if self.batching.batchable else 0,
+        )  # skipped: the rows' axis
         for part in parts:
-            if any(array.shape[skipped:] != warm[name][skipped:] for name, array in part.values.items()):
+            if any(array.shape[skipped:] != captured[name][skipped:] for name, array in part.values.items()):
                 return None
         return self._rung(sum(map(self._rows_in, parts)))
 
@@ -175,23 +184,23 @@ class DeviceModel(BlueprintModel):
     def _copy_to_rung(
         self, values: DeviceValues, name: str, tensor: Tensor, consumed: Sequence[DeviceValues] = ()
     ) -> None:
-        """Copy a tensor to the memory where the rung's segments read *name*.
+        """Copy a tensor to the memory where the rung's segments read *name*, as a value of the batch *values*.
 
         consumed: batches whose values may be overwritten.
         """
         rung = values.rung
-        rung.secure(name, consumed)
+        rung.copy_before_overwrite(name, consumed)
         target, source = rung.tensors[name], rung.rows_of(tensor, values.rows)
         self._device.copy(rung.rows_of(target, values.rows), source)
         values.tensors[name] = target
-        rung.own(name, values)
+        rung.set_owner(name, values)
 
     def _gather(self, segment: int, parts: list[BatchPart]) -> DeviceValues:
-        """The values of all samples that continue as one batch; inputs of the segment are in the memory of its rung."""
+        """The values of the samples that continue, as one batch; copies the segment's inputs to the rung's memory."""
         read_names = self._device_segments[segment].spec.inputs
         if len(parts) == 1 and parts[0].rows is None:
             values: DeviceValues = parts[0].values
-            for name in read_names:
+            for name in read_names:  # values were copied elsewhere if another batch has used the rung since
                 if values.tensors[name] is not values.rung.tensors[name]:
                     self._copy_to_rung(values, name, values.tensors[name])
             return values
@@ -207,7 +216,7 @@ class DeviceModel(BlueprintModel):
         values = DeviceValues(rung, rows, {})
         for name in batches[0].tensors:
             sources = [(batch.tensors[name], part.rows, batch.rows) for batch, part in pairs]
-            values.tensors[name] = self._device.taken(sources)
+            values.tensors[name] = self._device.concatenate_rows(sources)
         for name in read_names:
             self._copy_to_rung(values, name, values.tensors[name], batches)
         return values
@@ -215,58 +224,61 @@ class DeviceModel(BlueprintModel):
     def _compute_segment(self, segment: int, values: DeviceValues) -> StepOutput:
         """Start a segment on values in the memory of their rung; returns the values that later segments need."""
         rung = values.rung
-        for name in self._device_segments[segment].spec.outputs:
-            rung.secure(name, (values,))
+        output_names = self._device_segments[segment].spec.outputs
+        for name in output_names:
+            rung.copy_before_overwrite(name, (values,))
         rung.run(segment)
-        outputs = {name: rung.tensors[name] for name in self._device_segments[segment].spec.outputs}
+        outputs = {name: rung.tensors[name] for name in output_names}
         live = {name: outputs[name] if name in outputs else values.tensors[name] for name in self._live_names[segment]}
         if segment == len(self.segments) - 1:
             return StepOutput({}, self._answers(values, live))
         next_values = values.onward(live)
         for name, tensor in live.items():
             if tensor is rung.tensors[name]:
-                rung.own(name, next_values)
+                rung.set_owner(name, next_values)
         exit_name = self._exit_at.get(segment)
         return StepOutput(
             next_values, {} if exit_name is None else {exit_name: self._answer(rung, live[exit_name], values.rows)}
         )
 
     def _answers(self, values: DeviceValues, outputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The outputs that clients receive after the last segment."""
+        """Start the copies of the outputs that clients receive after the last segment."""
         return {spec.name: self._answer(values.rung, outputs[spec.name], values.rows) for spec in self.outputs}
 
     def _answer(self, rung: Rung, tensor: Tensor, rows: int) -> Array:
-        """Start the copy of the first *rows* rows of a tensor to the host."""
+        """Start the copy of a tensor's first *rows* rows to the host, without the rung's padding."""
         return self._device.copy_out(rung.rows_of(tensor, rows))
 
     # Other shapes
 
-    def _run_loose(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        """Run a segment by calls, as its shapes were not captured as a graph, and wait for it."""
-        values = dict(self._loose_values(segment, parts))
+    def _run_uncaptured(self, segment: int, parts: list[BatchPart]) -> StepOutput:
+        """Run a segment for shapes that were not captured, and wait for it."""
+        values = dict(self._uncaptured_values(segment, parts))
         runner = self._device_segments[segment]
-        self._device.plainly(lambda: values.update(runner.run_loose(values)))
+        self._device.run_uncaptured(lambda: values.update(runner.run_uncaptured(values)))
         self._device.finish()
-        rows = sum(part.values.rows if isinstance(part.values, LooseValues) else self._rows_in(part) for part in parts)
+        rows = sum(
+            part.values.rows if isinstance(part.values, UncapturedValues) else self._rows_in(part) for part in parts
+        )
         if segment == len(self.segments) - 1:
-            return StepOutput({}, {spec.name: runner.array(values[spec.name]) for spec in self.outputs})
+            return StepOutput({}, {spec.name: runner.to_array(values[spec.name]) for spec in self.outputs})
         exit_name = self._exit_at.get(segment)
-        next_values = LooseValues({name: values[name] for name in self._live_names[segment]}, rows)
-        return StepOutput(next_values, {} if exit_name is None else {exit_name: runner.array(values[exit_name])})
+        next_values = UncapturedValues({name: values[name] for name in self._live_names[segment]}, rows)
+        return StepOutput(next_values, {} if exit_name is None else {exit_name: runner.to_array(values[exit_name])})
 
-    def _loose_values(self, segment: int, parts: list[BatchPart]) -> Mapping[str, Any]:
-        """The values of all rows that continue, in the form that ``run_loose`` takes."""
+    def _uncaptured_values(self, segment: int, parts: list[BatchPart]) -> Mapping[str, Any]:
+        """The values of all rows that continue, in the form that ``run_uncaptured`` takes."""
         if segment and len(parts) == 1 and parts[0].rows is None:
-            loose: Mapping[str, Any] = parts[0].values.values
-            return loose
+            unchanged: Mapping[str, Any] = parts[0].values.values
+            return unchanged
         arrays = [self._as_arrays(part.values) for part in parts]
-        selected = [a if part.rows is None else keep(a, part.rows, {}) for a, part in zip(arrays, parts, strict=True)]
-        return self._device_segments[segment].loose(join(selected, {}))
+        selected = [a if p.rows is None else keep(a, p.rows, rowless={}) for a, p in zip(arrays, parts, strict=True)]
+        return self._device_segments[segment].from_arrays(join(selected, rowless={}))
 
     def _as_arrays(self, values: Any) -> dict[str, Any]:
         """Values of any kind as arrays on the host."""
-        if isinstance(values, LooseValues):
-            return {name: self._device_segments[0].array(value) for name, value in values.values.items()}
+        if isinstance(values, UncapturedValues):
+            return {name: self._device_segments[0].to_array(value) for name, value in values.values.items()}
         if isinstance(values, DeviceValues):
             arrays = {name: self._answer(values.rung, tensor, values.rows) for name, tensor in values.tensors.items()}
             self._device.finish()
@@ -294,4 +306,4 @@ class ModelOnHost:
         """Compute a step on the calling thread."""
         outputs = self._inner.compute(step)
         answering = {spec.segment for spec in self._inner.blueprint.exits} | {len(self._inner.segments) - 1}
-        return Launched(outputs, AlreadyReached(), AlreadyReached(), step.segment not in answering)
+        return Launched(outputs, AlreadyReached(), AlreadyReached(), onward=step.segment not in answering)

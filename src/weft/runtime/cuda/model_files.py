@@ -61,7 +61,7 @@ __all__ = [
 
 
 class DeviceFile(Protocol):
-    """A file of some kind while it is prepared for a device; ``device.on()`` is entered around every call."""
+    """A file of some kind while it is prepared for a device; ``device.lane_context()`` is entered around every call."""
 
     def built(self) -> DeviceModel:
         """Cut, capture and measure the model; raises ``Unfit`` if the device cannot run it."""

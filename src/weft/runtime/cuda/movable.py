@@ -55,9 +55,10 @@ class _Range:
         granularity = ctypes.c_size_t(0)
         properties = ctypes.byref(self._properties)
         _check_result(driver().cuMemGetAllocationGranularity(ctypes.byref(granularity), properties, 0))
-        self.byte_size = max(1, -(-byte_size // granularity.value)) * granularity.value
+        self.byte_size = max(1, -(-byte_size // granularity.value)) * granularity.value  # rounded up
         self._size, self._memory, zero = ctypes.c_size_t(self.byte_size), ctypes.c_uint64(0), ctypes.c_uint64(0)
         self.address, self.mapped = ctypes.c_uint64(0), False
+        # The zeros: no wanted address, and no flags.
         _check_result(driver().cuMemAddressReserve(ctypes.byref(self.address), self._size, granularity, zero, zero))
         try:
             self.map_memory()
@@ -105,14 +106,14 @@ class GpuMovable:
     ) -> None:
         """Reserve addresses and map memory to them.
 
-        inward: the stream on which contents return. types: element types of ONNX -> of torch. kept: contents come back
-        as they were before the eviction.
+        inward: the stream on which contents are copied back. types: element types of ONNX -> of torch. kept: as for
+        ``Device.movable``.
         """
         self._types, self._kept, self._copy, self._inward = types, kept, None, inward
         self._range = _Range(device, byte_size)
         self.byte_size = self._range.byte_size
         exposed = Exposed(self._range.address.value, self.byte_size)
-        weakref.finalize(exposed, self._range.close).atexit = False
+        weakref.finalize(exposed, self._range.close).atexit = False  # at exit, the driver frees everything
         self._bytes = torch.as_tensor(exposed, device=device)
 
     def tensor(self, offset: int, shape: Sequence[int], element_type: int) -> Any:
@@ -120,18 +121,18 @@ class GpuMovable:
         size = prod(shape) * kind.itemsize
         return self._bytes[offset : offset + size].view(kind).reshape(tuple(shape))
 
-    def leave(self) -> None:
-        """Evict the memory; contents that come back are copied to the host once, as they never change."""
+    def evict(self) -> None:
+        """Free the memory; contents that are kept are copied to the host the first time only, as they never change."""
         if not self._range.mapped:
             return
         if self._kept and self._copy is None:
             copy = torch.empty(self.byte_size, dtype=torch.uint8, pin_memory=True)
             copy.copy_(self._bytes)
             self._copy = copy
-        self._inward.synchronize()  # the last return may still be copying, if its step was stopped
+        self._inward.synchronize()  # ``restore`` may still be copying, if its step was stopped
         self._range.unmap_memory()
 
-    def come_back(self) -> None:
+    def restore(self) -> None:
         """Map memory again and start to copy the contents back; later work of the calling thread waits for the copy."""
         if self._range.mapped:
             return

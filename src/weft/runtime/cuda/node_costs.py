@@ -36,7 +36,8 @@ def _estimate_s(
             dims, kind = weights[name]
             item_bytes = numpy_dtype(kind).itemsize
             moved_bytes += math.prod(dims) * item_bytes
-            if is_product and len(dims) > 1:  # each output element sums over the weight's other dimensions
+            # Each output element sums over the weight but for its output dimension: the first or the last, the larger.
+            if is_product and len(dims) > 1:
                 products = max(products, output_bytes / item_bytes * math.prod(dims) / max(dims[0], dims[-1]))
     return guess_s(moved_bytes, products)
 
@@ -47,9 +48,12 @@ def guess_s(moved_bytes: float, products: float) -> float:
 
 
 def scaled(guesses: Sequence[float], cuts: Sequence[int], measured_s: Sequence[float]) -> list[float]:
-    """Scale *guesses* (seconds of nodes) so that the nodes of each segment add up to its *measured_s*."""
+    """Scale *guesses* (seconds of nodes) so that the nodes of each segment add up to its *measured_s*.
+
+    *cuts*: the index of the first node of each segment but the first.
+    """
     scaled_s: list[float] = []
     for (start, end), took_s in zip(pairwise((0, *cuts, len(guesses))), measured_s, strict=True):
-        factor = took_s / max(sum(guesses[start:end]), 1e-12)
+        factor = took_s / max(sum(guesses[start:end]), 1e-12)  # not by 0
         scaled_s += [guess * factor for guess in guesses[start:end]]
     return scaled_s

@@ -1,7 +1,7 @@
 """ONNX files for a device: their meaning, the graph as ONNX Runtime optimises it there, and its pieces as files.
 
 The meaning of a file (its exits, which rows may be computed together, its outputs) is determined on the CPU, as for any
-model.
+model. The *form fused* of a stitched file, one kernel for each layer of all its models, belongs to the tool stitch.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ class OnnxFile:
     options: LoadOptions
     folder: Path
     allowance: Allowance
+    """The time limit for trial runs."""
     exits: tuple[str, ...] = ()
     half: bool = False
+    """Whether it computes with floats of 16 bits."""
     graph: OnnxModel = field(default_factory=empty_model)
     """The graph that is cut: optimised for the device."""
     tensors: dict[str, cutting.SeenTensor] = field(default_factory=dict)
@@ -74,9 +76,9 @@ class OnnxFile:
         """Read, cut, capture and measure the model as the device will serve it."""
         free_bytes = self.device.memory()[0]
         blueprint, expected, host_graph = self._read_meaning()
-        preparation = self.workshop(blueprint)
-        own_kernels = preparation.model is not self  # a tool's own kernels compute every row by itself
-        verdict = Verdict(None) if own_kernels else self._judge_rows(blueprint, host_graph)
+        preparation = self.choose_preparation(blueprint)
+        is_tools_own = preparation.model is not self  # the kernels of a tool compute every row by itself
+        verdict = Verdict(None) if is_tools_own else self._judge_rows(blueprint, host_graph)
         return preparation.built(blueprint, verdict, expected, free_bytes)
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
@@ -86,14 +88,14 @@ class OnnxFile:
         free_bytes = self.device.memory()[0]
         return open_pieces(self.device, blueprint, self.folder).assembled(free_bytes)
 
-    def workshop(self, blueprint: Blueprint) -> ModelPreparation:
-        """The preparation of the model, which decides how it is run; tools for a kind of ONNX file override this."""
-        preparation = self.onnx_workshop(blueprint)
+    def choose_preparation(self, blueprint: Blueprint) -> ModelPreparation:
+        """The preparation of the model for what runs it best; tools for a kind of ONNX file override this."""
+        preparation = self.onnx_preparation(blueprint)
         if blueprint.tasks:
             preparation.remarks.append(f"not in the form fused: {NO_TOOL}")
         return preparation
 
-    def onnx_workshop(self, blueprint: Blueprint) -> ModelPreparation:
+    def onnx_preparation(self, blueprint: Blueprint) -> ModelPreparation:
         """The preparation of the model to run in ONNX Runtime: optimises its graph and observes its tensors."""
         self.graph = self._optimise()
         exit_cuts = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
@@ -115,6 +117,7 @@ class OnnxFile:
         ``Unfit`` if no device can run it, or it cannot be run with generated inputs.
         """
         target = self._host_folder / "host.onnx"
+        # As for all runs of preparation, on at least four threads; without the slow plan of memory (``open_session``).
         session = open_model(self.path, max(4, self.options.threads), target, thrifty=False)
         host_graph = normalised(load(target), session)
         _check_fit(session, host_graph)
@@ -139,12 +142,13 @@ class OnnxFile:
         return blueprint.model_copy(update={"outputs": with_ranks(blueprint.outputs, expected)}), expected, host_graph
 
     def _judge_rows(self, blueprint: Blueprint, host_graph: OnnxModel) -> Verdict:
-        """Whether rows may be computed together."""
+        """Whether rows may be computed together: by proof (``weft.runtime.rows``), or as the user states."""
         reason, tasks = unbatchable(blueprint, blueprint.warm_shapes or {}), blueprint.tasks
         never_batched = self.options.max_batch == 1 and not tasks  # a round has rows of all tasks
         if reason is not None or self.options.independent_rows or never_batched:
             return Verdict(reason)
         tracer = Tracer(self._host_folder, max(4, self.options.threads), self.allowance)
+        # Sizes without a common factor: where one divides another, a graph that mixes rows may look right.
         verdict = judge_rows(host_graph, [random_batch(blueprint, rows) for rows in (2, 3)], tracer, tasks)
         if verdict.mixing is None and verdict.by_size:
             verdict = judge_rows(host_graph, [random_batch(blueprint, rows) for rows in (4, 5, 7)], tracer, tasks)
@@ -163,14 +167,17 @@ class OnnxFile:
                 raise
             if self.options.precision == BF16:  # few operators support it
                 raise ModelError(f"it cannot be opened in bf16, use fp16: {first_line(error)}") from error
-            raise Unfit(f"it cannot be opened there: {first_line(error)}") from error
+            raise Unfit(f"it cannot be opened on the device: {first_line(error)}") from error
         graph = normalised(_without_copies(load(target)), session)
         if self.exits and (reason := cutting.whole_because(graph.graph)):
             raise Unfit(f"it cannot be cut at its exits, for it {reason}")
         return graph
 
     def _open_whole(self, path: Path, target: Path) -> Any:
-        """A session over the whole model in its precision, optimised; the optimised graph is saved to *target*."""
+        """A session over the whole model in its precision, optimised; the optimised graph is saved to *target*.
+
+        *path*: the model's file, or a copy with fused attention, which is given up if ONNX Runtime refuses it.
+        """
         try:
             source = converted(path, self.options.precision, self.folder)
             self.half = is_half(load(source))
@@ -178,7 +185,7 @@ class OnnxFile:
         except Exception:
             if path == self.path:
                 raise
-            return self._open_whole(self.path, target)  # the original file, without fused attention
+            return self._open_whole(self.path, target)
 
     def _observe_tensors(self, blueprint: Blueprint) -> dict[str, cutting.SeenTensor]:
         """Run the graph once on the device; returns its tensors by name."""
@@ -192,16 +199,16 @@ class OnnxFile:
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
             if lacks_memory(error):
                 raise
-            raise Unfit(f"it fails there: {first_line(error)}") from error
+            raise Unfit(f"it fails on the device: {first_line(error)}") from error
 
     def _use_rounds(self, blueprint: Blueprint) -> None:
         """Replace the graph and the tensors of a stitched model by those for one row of each task."""
         weights_outside(self.graph, self.folder)
         self.rounds = RoundGraphs(self.graph, partial(self._run_rows, blueprint))
-        self.graph = self.rounds.at(1)
+        self.graph = self.rounds.graph_for(1)
         self.tensors = self._observe_tensors(blueprint)
-        self.tensors |= self.rounds.even(self.tensors)
-        self.graph = self.rounds.at(1)  # now without Concats of different sizes
+        self.tensors |= self.rounds.plan_concat_padding(self.tensors)
+        self.graph = self.rounds.graph_for(1)  # now without Concats of different sizes
 
     def _run_rows(self, blueprint: Blueprint, model: OnnxModel, rows: int) -> Sequence[Array]:
         """Run *model*, a part of the graph, on random samples with *rows* rows of each task; returns its outputs."""
@@ -211,7 +218,9 @@ class OnnxFile:
             session = open_on(self.device, path, channels_last=self.half)
             outputs: Sequence[Array] = session.run(None, {value.name: feed[value.name] for value in model.graph.input})
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
-            raise Unfit(f"what follows from its rows cannot be worked out: {first_line(error)}") from error
+            raise Unfit(
+                f"tensors that depend on its numbers of rows cannot be computed: {first_line(error)}"
+            ) from error
         return outputs
 
     # The members of ``Divisible``
@@ -220,7 +229,7 @@ class OnnxFile:
         return node_costs.guessed_s(self.graph.graph, self.tensors)
 
     def crossing(self) -> list[int | None]:
-        """For each cut, the bytes that cross it; only floats that depend on the inputs' values may cross."""
+        """For each cut, the bytes that cross it, or None; only floats that depend on the inputs' values may cross."""
         computed = _tensors_of_values(self.graph)
         crossable = {
             name: tensor for name, tensor in self.tensors.items() if tensor.element_type in FLOATS and name in computed
@@ -235,7 +244,7 @@ class OnnxFile:
         segments = self._write_pieces(self.graph, cuts)
         if self.rounds is not None:
             for rows in rung_sizes(blueprint)[1:]:
-                self._write_pieces(self.rounds.at(rows), cuts, rows)
+                self._write_pieces(self.rounds.graph_for(rows), cuts, rows)
         return blueprint.model_copy(update={"segments": segments})
 
     def _write_pieces(self, graph: OnnxModel, cuts: Sequence[int], rows: int = 1) -> tuple[SegmentSpec, ...]:
@@ -259,7 +268,7 @@ class OnnxFile:
     def clear(self, blueprint: Blueprint) -> None:
         """Remove everything from the folder but the files of segments."""
         files = {spec.file for rows in rung_sizes(blueprint) for spec in segments_at(blueprint, rows)}
-        kept = {LOCK, SHAPES} if files == {None} else {LOCK, WEIGHTS, *files}
+        kept = {LOCK, SHAPES} if files == {None} else {LOCK, WEIGHTS, *files}  # no files: torch runs the form fused
         shutil.rmtree(self._host_folder, ignore_errors=True)
         for path in self.folder.iterdir():
             if path.name not in kept:
@@ -278,7 +287,7 @@ def open_pieces(device: Device, blueprint: Blueprint, folder: Path) -> OpenPiece
 def _check_fit(session: Any, graph: OnnxModel) -> None:
     """Raise ``Unfit`` for a model that no device can run: with texts, or with control flow."""
     if any(value.type == "tensor(string)" for value in (*session.get_inputs(), *session.get_outputs())):
-        raise Unfit("it takes or gives texts")
+        raise Unfit("it has inputs or outputs of text")
     reason = cutting.whole_because(graph.graph)
     if reason is not None and "control flow" in reason:
         raise Unfit(f"it {reason}")
@@ -292,7 +301,7 @@ def _without_copies(model: OnnxModel) -> OnnxModel:
     kept = [node for node in graph.node if node.output[0] not in copies or node.output[0] in outputs]
     for node in kept:
         for index, name in enumerate(node.input):
-            while name in copies and name not in outputs:
+            while name in copies and name not in outputs:  # a copy may be of a copy
                 name = copies[name]
             node.input[index] = name
         if node.output[0] in copies:  # an output of the model

@@ -1,4 +1,7 @@
-"""Which models of a device are compiled, and where their packages are: the server's part of the compiled engine."""
+"""Which models of a device are compiled, and where their packages are: the server's part of the compiled engine.
+
+A *package* is what torch's compiler writes for one model at one batch size.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ class Packager:
 
         None if there are no packages and *compile_now* is false. ``ModelError`` if the model cannot be compiled.
         """
-        warm = model.timing.warm_shapes
-        if kind_of(path, "cuda").name != ONNX or model.tasks or model.exits or model.shares or warm is None:
+        shapes = model.timing.warm_shapes
+        if kind_of(path, "cuda").name != ONNX or model.tasks or model.exits or model.shares or shapes is None:
             raise ModelError("programs, stitched models, exits and shares of a GPU have no compiled engine so far")
         if any("runs on the CPU" in remark for remark in model.remarks):
             raise ModelError("it runs on the CPU")
@@ -45,7 +48,7 @@ class Packager:
         rows = ladder(model.batching.max_batch) if model.batching.batchable else [1]
         job = CompileJob(
             model=path,
-            shapes=dict(warm),
+            shapes=dict(shapes),
             rows=tuple(rows),
             precision=options.precision,
             device=self._device,
@@ -56,7 +59,7 @@ class Packager:
             if not compile_now:
                 packages_folder = job.folder(folder)
                 return None if find(packages_folder) is None else packages_folder
-            threads = max(1, min(8, (os.cpu_count() or 1) // 2))
+            threads = max(1, min(8, (os.cpu_count() or 1) // 2))  # models are served meanwhile
             memory_bytes = min(MEMORY_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
             return compile_model(job, folder, CompileLimits(options.compile_s, memory_bytes, threads))
         except (NotCompiled, OSError) as error:

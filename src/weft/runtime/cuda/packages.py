@@ -23,7 +23,7 @@ MANIFEST, WEIGHTS = "packages.json", "weights.bin"
 
 
 class StoredWeight(BaseModel):
-    """A tensor in the file of weights, stored as in memory."""
+    """A tensor in the file of weights, stored as in memory: *offset* in bytes, *strides* in elements."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,7 +35,7 @@ class StoredWeight(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The packages of a model."""
+    """The packages of a model, one for each batch size, and their weights; the content of ``packages.json``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -72,7 +72,7 @@ class CompileJob(BaseModel):
         return {name: [shape[0] * rows, *shape[1:]] if shape else [] for name, shape in self.shapes.items()}
 
     def folder(self, cache: Path) -> Path:
-        """The folder for its packages in *cache*."""
+        """The path of the folder for its packages in *cache*, named by a digest of the model and all settings."""
         versions = [_version(package) for package in ("torch", "triton")]
         settings = self.model_dump(mode="json", exclude={"model", "device"})
         return caching.entry(cache, self.model, json.dumps([FORMAT, settings, versions], sort_keys=True))

@@ -42,6 +42,7 @@ def cut(index: int, sms: int) -> tuple[Part, Part]:
     if not hasattr(driver, "cuDevSmResourceSplitByCount"):
         raise NoPartitions("cuda-bindings is older than partitions")
     (whole,) = _checked_values(driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+    # One group of at least *sms* multiprocessors, and the rest; 0: no flags.
     groups, _, rest = _checked_values(driver.cuDevSmResourceSplitByCount(1, whole, 0, sms))
     if not rest.sm.smCount:
         raise NoPartitions(f"nothing is left of {whole.sm.smCount} multiprocessors when {sms} are cut off")
@@ -58,14 +59,14 @@ def bindings() -> Any:
 
 
 def follow(part: Part, stream: int) -> None:
-    """Make *stream* (a handle), of the whole GPU, wait for all work on a part's stream of low priority."""
+    """Make *stream* (a handle of a stream of the whole GPU) wait for all work on a part's stream of low priority."""
     driver = bindings()
     _checked_values(driver.cuEventRecord(part.ended, driver.CUstream(part.streams[LOW])))
     _checked_values(driver.cuStreamWaitEvent(driver.CUstream(stream), part.ended, 0))
 
 
 def another_stream(part: Part) -> int:
-    """Create one more stream of low priority on a part."""
+    """Create one more stream of low priority on a part; returns its handle."""
     driver = bindings()
     least, _ = _checked_values(driver.cuCtxGetStreamPriorityRange())
     (stream,) = _checked_values(
@@ -85,8 +86,8 @@ def _make_part(driver: Any, device: Any, resource: Any) -> Part:
         _checked_values(driver.cuGreenCtxStreamCreate(context, non_blocking, priority))[0]
         for priority in (least, greatest)
     ]
-    (ordinary,) = _checked_values(driver.cuCtxFromGreenCtx(context))
-    _checked_values(driver.cuCtxPushCurrent(ordinary))  # an event belongs to the current context
+    (ordinary_context,) = _checked_values(driver.cuCtxFromGreenCtx(context))
+    _checked_values(driver.cuCtxPushCurrent(ordinary_context))  # an event belongs to the current context
     try:
         (ended,) = _checked_values(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
     finally:

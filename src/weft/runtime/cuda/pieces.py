@@ -1,4 +1,4 @@
-"""The segments of a model, opened on a device, and the model made of them at its batch sizes."""
+"""The segments (pieces) of a model, opened on a device, and the model that consists of them at its batch sizes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class OpenPieces(NamedTuple):
     device: Device
     blueprint: Blueprint
     segments: Mapping[SegmentSpec, DeviceSegment]
+    """The segments of all batch sizes, which differ in a stitched model (``segments_at``)."""
     weights: DeviceWeights
 
     def rung(self, rows: int) -> Rung:
-        """Capture the model at a batch size."""
+        """Capture the model for batches of *rows* rows; of a stitched model, *rows* rows of each task."""
         blueprint, batched = self.blueprint, self.blueprint.batchable and not self.blueprint.tasks
         segments = [self.segments[spec] for spec in segments_at(blueprint, rows)]
         return Rung(self.device, rows, segments, random_batch(blueprint, rows), batched=batched)

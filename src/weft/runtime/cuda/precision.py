@@ -37,7 +37,7 @@ WITHIN = 1e-4
 
 
 def converted(path: Path, precision: str, folder: Path) -> Path:
-    """The file to open for a precision: the given one, or a copy with weights and computation in 16 bits.
+    """The file to open for a precision: *path*, or a copy in *folder* with weights and computation in 16 bits.
 
     Inputs and outputs keep their types.
     """
@@ -72,7 +72,7 @@ def with_bfloat16(model: OnnxModel) -> OnnxModel:
             weight.CopyFrom(_narrow(weight))
     for node in graph.node:
         for attribute in node.attribute:
-            if attribute.name == "to" and attribute.i == ElementType.FLOAT:
+            if attribute.name == "to" and attribute.i == ElementType.FLOAT:  # of a Cast
                 attribute.i = ElementType.BFLOAT16
             is_float = attribute.HasField("t") and attribute.t.data_type == ElementType.FLOAT
             if is_float and node.output[0] not in float32_names:
@@ -108,8 +108,8 @@ def _rename_at_border(graph: OnnxGraph, name: str, *, is_input: bool) -> Any:
 
 def is_half(model: OnnxModel) -> bool:
     """Whether most of the weights of a model have 16 bits."""
-    halves: int = sum(weight.data_type in _HALVES for weight in model.graph.initializer)
-    return 2 * halves > len(list(model.graph.initializer))
+    half_count: int = sum(weight.data_type in _HALVES for weight in model.graph.initializer)
+    return 2 * half_count > len(list(model.graph.initializer))
 
 
 def difference(wanted: Mapping[str, Array], actual: Mapping[str, Array]) -> float:
@@ -129,8 +129,9 @@ def _difference(wanted: Any, actual: Any) -> float:
     return float(largest_error / (np.abs(np.float64(wanted)).max() or 1.0))
 
 
-def remark(precision: str, far: float) -> str | None:
-    """A sentence about results that differ by *far*; None for float32 within ``WITHIN``."""
+def remark(precision: str, deviation: float) -> str | None:
+    """A sentence about results with this ``difference`` from the CPU's; None for float32 within ``WITHIN``."""
     if precision != FP32:
-        return f"{precision}: differs from float32 by up to {far:.1e} of the largest output on made-up inputs"
-    return None if far <= WITHIN else f"differs from the CPU by up to {far:.1e} of the largest output on made-up inputs"
+        return f"{precision}: differs from float32 by up to {deviation:.1e} of the largest output on made-up inputs"
+    text = f"differs from the CPU by up to {deviation:.1e} of the largest output on made-up inputs"
+    return None if deviation <= WITHIN else text

@@ -17,7 +17,7 @@ from weft.runtime import cutting
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda import node_costs
 from weft.runtime.cuda.device import Device, lacks_memory
-from weft.runtime.cuda.likeness import measured_likeness
+from weft.runtime.cuda.likeness import measure_likeness
 from weft.runtime.cuda.model import DeviceModel, ladder
 from weft.runtime.cuda.pieces import OpenPieces, random_batch, unseen
 from weft.runtime.cuda.precision import FP32, difference, remark
@@ -48,7 +48,7 @@ class Divisible(Protocol):
 
     @property
     def half(self) -> bool:
-        """Whether the model computes with 16 bits."""
+        """Whether the model computes with floats of 16 bits."""
         ...
 
     def guessed_s(self) -> list[float]:
@@ -60,11 +60,11 @@ class Divisible(Protocol):
         ...
 
     def whole_because(self) -> str | None:
-        """The reason why the model cannot be cut anywhere; None if it can."""
+        """The reason why the model cannot be cut anywhere, as the predicate of a sentence; None if it can."""
         ...
 
     def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
-        """The blueprint with the segments between these cuts."""
+        """*blueprint* with the segments between these cuts; none: the model is one segment."""
         ...
 
     def opened(self, blueprint: Blueprint) -> OpenPieces:
@@ -101,7 +101,7 @@ class ModelPreparation:
         return model
 
     def round_s(self, blueprint: Blueprint) -> float:
-        """Seconds of a round with one row of each task, in one piece."""
+        """Seconds of a round of a stitched model with one row of each task, in one piece."""
         whole = self.model.in_pieces(blueprint.model_copy(update={"batchable": True, "round_rows": 1}), ())
         return self.model.opened(whole).rung(1).timed(0)
 
@@ -109,7 +109,7 @@ class ModelPreparation:
 
     def _find_largest_batch(self, blueprint: Blueprint, verdict: Verdict) -> tuple[Blueprint, dict[int, float]]:
         """Find the largest batch with the model in one piece; returns the blueprint, and seconds by batch size."""
-        requested, tasks = self.options.max_batch, len(blueprint.tasks)
+        requested, tasks = self.options.max_batch, len(blueprint.tasks)  # tasks: 0 unless the model is stitched
         if verdict.mixing is not None:
             if tasks:
                 raise Unfit(f"its models cannot be run together: {verdict.mixing}")
@@ -119,6 +119,7 @@ class ModelPreparation:
                 self.remarks.append(f"not batched: {verdict.mixing}")
         batched = verdict.mixing is None
         most = (requested or max(tasks, LARGEST_UNASKED)) if batched else 1
+        # A round has the same number of rows of every task, so it must hold the rows of the busiest task.
         largest = busiest(most, tasks) if tasks else most
         changes: dict[str, Any] = {"batchable": batched, "round_rows": largest if tasks else 0}
         blueprint = self.model.in_pieces(blueprint.model_copy(update=changes), ())
@@ -126,7 +127,7 @@ class ModelPreparation:
         if tasks:
             changes = {"max_batch": requested or min(most, tasks * max(sizes)), "round_rows": max(sizes)}
         elif requested is not None and max(sizes) < requested and batched:
-            raise ModelError(f"max_batch is {requested}, but the model cannot be batched so far: {reason}")
+            raise ModelError(f"max_batch is {requested}, but its batches must be smaller: {reason}")
         else:
             changes = {"max_batch": max(sizes)}
         if reason is not None:
@@ -158,9 +159,10 @@ class ModelPreparation:
         return sizes, None
 
     def _compare_rows(self, blueprint: Blueprint, rung: Rung, alone: list[dict[str, Array]]) -> str | None:
-        """How the rows of a batch differ from samples alone; None if they do not.
+        """How the rows of a batch differ from the same samples alone; None if they do not.
 
-        alone: the outputs of two samples; empty at the first call, at batch 1, which fills it.
+        rung: the batch size. alone: the outputs of the two samples of which ``random_batch`` consists; empty at the
+        first call, at batch 1, which fills it.
         """
         if not blueprint.batchable:
             return None
@@ -171,6 +173,7 @@ class ModelPreparation:
             return None
         outputs = self._run_whole(blueprint, rung, random_batch(blueprint, rung.rows))
         for name, got in outputs.items():
+            # What was computed with 16 bits is compared with their tolerance.
             kind = np.float16 if self.model.half and got.dtype.kind == "f" else got.dtype
             expected = np.concatenate([alone[row % 2][name] for row in range(rung.rows)])
             if not close_enough(expected.astype(kind), got.astype(kind)):
@@ -178,7 +181,7 @@ class ModelPreparation:
         return None
 
     def _run_whole(self, blueprint: Blueprint, rung: Rung, feed: dict[str, Array]) -> dict[str, Array]:
-        """Run a model in one piece; returns its outputs on the host."""
+        """Run a model in one piece (segment 0) on *feed*; returns its outputs on the host."""
         device = self.device
         for name, array in feed.items():
             device.copy(rung.tensors[name], device.copy_in([array]))
@@ -203,7 +206,7 @@ class ModelPreparation:
         if (reason := self.model.whole_because()) is not None:
             self.remarks += [f"stays whole: it {reason}"] if whole.tasks else []
             return whole
-        guesses_s = node_costs.scaled(self.model.guessed_s(), (), [length_s])
+        guesses_s = node_costs.scaled(self.model.guessed_s(), (), [length_s])  # no cuts: they add up to the whole
         cuts = cutting.choose_cuts(guesses_s, crossing, grain_s, max_pieces, self.forced)
         if whole.tasks and not cuts:
             self.remarks.append("stays whole: something else than floating-point numbers crosses every cut")
@@ -240,9 +243,10 @@ class ModelPreparation:
             rung.rows: tuple(rung.timed(index) for index in range(len(blueprint.segments))) for rung in rungs
         }
         likeness = self._likeness(rungs, pieces.weights.bytes)
-        if tasks:  # not mergeable, as tensors at its cuts have rows of several tasks; other shapes never come
+        if tasks:  # not mergeable, as tensors at its cuts have rows of several tasks; only captured shapes are run
             times_s = round_times(segment_times, blueprint.max_batch, tasks)
             return pieces.model(rungs, times_s=times_s, like=likeness, mergeable=False)
+        # A batch takes as long as the next larger captured size.
         times_s = {
             rows: segment_times[next(size for size in sizes if size >= rows)] for rows in range(1, sizes[-1] + 1)
         }
@@ -251,14 +255,14 @@ class ModelPreparation:
         if self.exits and not mergeable:
             raise Unfit("what crosses its exits is not one row per sample")
         for segment in pieces.segments.values():
-            segment.open()  # now, because the files will be moved
+            segment.open()  # now, because the files will be moved into the cache
         return pieces.model(rungs, times_s=times_s, like=likeness, mergeable=mergeable)
 
     def _likeness(self, rungs: Sequence[Rung], weight_bytes: int) -> dict[int, GpuLikeness]:
-        """Measure each batch size on parts of the device, if the options ask for that."""
+        """Measure each batch size on parts of the device, if the options ask for that; *weight_bytes*: of the model."""
         if not self.options.shares:
             return {}
-        return measured_likeness(self.device, rungs, weight_bytes, self.allowance, self.remarks)
+        return measure_likeness(self.device, rungs, weight_bytes, self.allowance, self.remarks)
 
     def _check_answers(self, model: DeviceModel, wanted: dict[str, Array]) -> None:
         """Add a remark on how far results differ from *wanted*, those of the CPU; ``Unfit`` if they are wrong."""
@@ -272,7 +276,7 @@ class ModelPreparation:
         deviation = difference(expected, outputs)
         float_deviation = difference({name: expected[name] for name in _float_outputs(expected)}, outputs)
         if self.options.precision == FP32 and float_deviation > WRONG:
-            raise Unfit(f"its answers there are others: off by up to {float_deviation:.1e} of the largest output")
+            raise Unfit(f"its answers differ on the device: by up to {float_deviation:.1e} of the largest output")
         if (sentence := remark(self.options.precision, deviation)) is not None:
             self.remarks.append(sentence)
 
@@ -295,6 +299,6 @@ def _length_s(blueprint: Blueprint, least_s: float, most_s: float) -> float:
     """The length of a segment, in seconds, that is compared with the grain.
 
     *least_s*, *most_s*: measured at the smallest and the largest batch size. The smallest round of a stitched model has
-    a row of each task, so its time is divided by them.
+    a row of each task, so its time is divided by their number.
     """
     return cutting.device_length_s(least_s / max(1, len(blueprint.tasks)), most_s)

@@ -22,7 +22,7 @@ from weft.runtime.cuda.model import DeviceModel, ModelOnHost
 from weft.runtime.cuda.model_files import DeviceFile, OpensDeviceFile
 from weft.runtime.cuda.precision import FP32
 from weft.runtime.cuda.preparation import Unfit
-from weft.runtime.cuda.rounds import like_by_rows
+from weft.runtime.cuda.rounds import likeness_by_rows
 from weft.runtime.facets import ModelShares
 from weft.runtime.metadata import CPU, kind_of
 from weft.runtime.onnxruntime_cpu import cache as caching
@@ -45,27 +45,30 @@ Prepared = DeviceModel | ModelOnHost
 def prepare_on(
     device: Device, path: Path, options: LoadOptions, cache: Path | None = None, *, learn: bool = True
 ) -> Prepared:
-    """Load the model at *path*: from *cache* (a folder) if that has it, else prepare it and store it there.
+    """Load the model at *path*: from *cache* (a folder) if that has it, else learn it: prepare it and store it there.
 
-    learn: False: only use the cache; raises ``NotLearned`` if it does not have the model.
+    learn: False: only load from the cache, or with weights that another file has on the device; ``NotLearned`` if
+    neither is possible.
     """
     if cache is not None:
         os.environ.setdefault("TRITON_CACHE_DIR", str(cache.absolute() / KERNELS))
     if options.shares:
-        with device.on():
-            device = device.own()
+        with device.lane_context():
+            device = device.model_view()  # its graphs run at the same time as those of other models
     model = _load_or_prepare(device, path, options, cache, learn=learn)
     if options.shares:
-        model.shares = ModelShares(like_by_rows(model.blueprint), device.cuts)
+        model.shares = ModelShares(likeness_by_rows(model.blueprint), device.cuts)
     return model
 
 
 def _load_or_prepare(device: Device, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> Prepared:
-    """Load a model from the cache, or prepare it within the time limit."""
+    """Load a model from the cache, or prepare it within the time limit; *learn*: as for ``prepare_on``."""
     entry_folder = _entry_path(device, path, options, cache) if cache is not None and path.is_file() else None
     if entry_folder is not None and (blueprint := caching.find(entry_folder)) is not None:
         return _open_cached(device, path, options, cache, entry_folder, blueprint)
-    if not (learn or kind_of(path, CUDA).details.get("takes_over")):
+    # A kind that registers ``takes_over`` may reuse the weights of another file: it decides itself whether to raise.
+    may_take_over = kind_of(path, CUDA).details.get("takes_over")
+    if not (learn or may_take_over):
         raise NotLearned(f"{path}: is cut and captured before it is served")
     with Allowance(options.learn_s) as allowance:
         try:
@@ -77,7 +80,7 @@ def _load_or_prepare(device: Device, path: Path, options: LoadOptions, cache: Pa
 def _entry_path(device: Device, path: Path, options: LoadOptions, cache: Path) -> Path:
     """The path of the model's entry in the cache; ``ModelError`` if the model's files cannot be read."""
     settings = dataclasses.asdict(options)
-    for name in ("learn_s", "isolation", "rests", "engine", "compile_s", "packages"):  # not a part of the model
+    for name in ("learn_s", "isolation", "rests", "engine", "compile_s", "packages"):  # they change nothing stored
         del settings[name]
     key: list[Any] = [device.name, settings, *([device.cuts.model_dump()] if options.shares else [])]
     try:
@@ -101,11 +104,12 @@ def _open_cached(
 ) -> Prepared:
     """Open a model from its cache entry, on the device or on the CPU."""
     first = blueprint.segments[0]
-    if first.file is None and first.nodes is None:  # as ``_prepare_on_host`` stores it
+    if first.file is None and first.nodes is None:  # a model for the CPU, as ``_prepare_on_host`` stores it
         return ModelOnHost(prepare(path, _host_options(options), cache, learn=False), blueprint.remarks[-1])
     if options.packages is not None:
         return _open_compiled(device, path, options, cache, entry_folder, blueprint)
-    with device.on():
+    with device.lane_context():
+        # ``Allowance()`` has no time limit.
         file: DeviceFile = kind_of(path, CUDA).load()(device, path, options, entry_folder, Allowance())
         return file.reopened(blueprint)
 
@@ -117,7 +121,7 @@ def _open_compiled(
     from weft.runtime.cuda.torch_engine import compiled_model
 
     try:
-        with device.on():
+        with device.lane_context():
             return compiled_model(device, path, options, blueprint)
     except Exception as error:  # compiled code raises several unrelated kinds
         reason = first_line(error)
@@ -141,18 +145,19 @@ def _prepare_file(
     *,
     learn: bool,
 ) -> Prepared:
-    """Prepare a model in a new folder, and store it in its cache entry, if any.
+    """Prepare a model in a new folder, and move that to *entry_folder*, its place in the cache; None: it is not cached.
 
-    On the CPU, with a remark, if the device cannot run it. ``NotLearned``: *learn* is false, and it must be learned.
+    It is prepared for the CPU, with a remark, if the device cannot run it. allowance: the time limit for trial runs.
+    learn: False: ``NotLearned`` unless the file reuses what another file has on the device (``OpensDeviceFile``).
     """
     kind, folder = kind_of(path, CUDA), caching.new_folder(cache)
     try:
         file = _open_file(kind, device, path, options, folder, allowance, learn=learn)
-        with device.on():
+        with device.lane_context():
             model = file.built()
         file.clear(model.blueprint)
         if entry_folder is not None:
-            caching.store(folder, model.blueprint, entry_folder)
+            caching.store(folder, model.blueprint, entry_folder)  # renames the folder, or leaves it to be removed below
         return model
     except Unfit as reason:
         if CPU not in kind.details["devices"]:
@@ -172,13 +177,17 @@ def _prepare_file(
 def _open_file(
     kind: Entry, device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance, *, learn: bool
 ) -> DeviceFile:
-    """Open a file by its kind; raises ``Unfit`` if a package that the kind needs is not installed."""
+    """Open a file by its kind; raises ``Unfit`` if a package that the kind needs is not installed.
+
+    folder, allowance, learn: as for ``OpensDeviceFile``.
+    """
     try:
         open_file: OpensDeviceFile = kind.load()
     except InputError as error:
         raise Unfit(str(error)) from error
     if learn:
         return open_file(device, path, options, folder, allowance)
+    # Only kinds with ``takes_over`` have this parameter, and only they come here.
     return open_file(device, path, options, folder, allowance, learn=False)
 
 
@@ -188,7 +197,7 @@ def _prepare_on_host(
     """Prepare the model for the CPU; an entry in the device's cache notes this and the *reason*."""
     model = ModelOnHost(prepare(path, _host_options(options), cache), reason)
     if entry_folder is not None:
-        whole = SegmentSpec(name="whole", inputs=(), outputs=())
+        whole = SegmentSpec(name="whole", inputs=(), outputs=())  # neither file nor nodes: ``_open_cached`` sees that
         blueprint = Blueprint(inputs=(), outputs=(), segments=(whole,), warm_shapes=None, remarks=(reason,))
         folder = caching.new_folder(cache)
         if not caching.store(folder, blueprint, entry_folder):

@@ -43,11 +43,11 @@ _PAD_SINCE = 11
 """The opset from which Pad takes its sizes as a tensor."""
 
 RunGraph = Callable[[OnnxModel, int], Sequence[Array]]
-"""Runs a graph, whose inputs are some of the model's, on random samples; the number: rows of each task."""
+"""Runs a graph, whose inputs are some of the model's, on random samples, with a number of rows of each task."""
 
 
 class RoundGraphs:
-    """The graphs of one stitched model."""
+    """The graphs of one stitched model for fixed numbers of rows; *run* computes their constants on the device."""
 
     def __init__(self, model: OnnxModel, run: RunGraph) -> None:
         self._model, self._run = model, run
@@ -58,9 +58,10 @@ class RoundGraphs:
         self._concat_pads: dict[str, list[list[int]]] = {}
         """Output of a Concat of different sizes -> the padding of each input, before and behind for each axis."""
 
-    def at(self, rows: int) -> OnnxModel:
+    def graph_for(self, rows: int) -> OnnxModel:
         """The graph for *rows* rows of each task."""
         model = copied(self._model)
+        # Nodes read constants under new names; the nodes that computed these tensors are then unused, and pruned.
         graph, names = model.graph, {name: f"{name}@{rows}" for name in self._row_constants}
         rename_inputs(graph.node, names)
         values = zip(names.values(), self._constant_values(rows), strict=True)
@@ -76,13 +77,14 @@ class RoundGraphs:
             self._values[rows] = self._run(_submodel(self._model, names), rows) if names else ()
         return self._values[rows]
 
-    def even(self, tensors: Mapping[str, SeenTensor]) -> dict[str, SeenTensor]:
-        """Pad the inputs of Concats with different sizes in all graphs from now on; returns the padded tensors by name.
+    def plan_concat_padding(self, tensors: Mapping[str, SeenTensor]) -> dict[str, SeenTensor]:
+        """Find the Concats of different sizes; ``graph_for`` replaces them from now on by sums of padded inputs.
 
-        tensors: seen in a run with one row of each task.
+        tensors: by name, as observed in a run of the graph for one row of each task. Returns the padded inputs in the
+        same form; each is as large as the result of its Concat.
         """
         padded: dict[str, SeenTensor] = {}
-        for node in self.at(1).graph.node if opsets(self._model).get("", 0) >= _PAD_SINCE else ():
+        for node in self.graph_for(1).graph.node if opsets(self._model).get("", 0) >= _PAD_SINCE else ():
             if node.op_type == "Concat" and (pads := _concat_padding(node, tensors)):
                 self._concat_pads[node.output[0]] = pads
                 padded |= dict.fromkeys(_padded_names(node), tensors[node.output[0]])
@@ -153,7 +155,7 @@ def _concat_padding(node: OnnxNode, tensors: Mapping[str, SeenTensor]) -> list[l
         return None
     pads = []
     for index in range(len(sizes)):
-        padding = [0] * (2 * rank)
+        padding = [0] * (2 * rank)  # first before all axes, then behind them
         padding[axis], padding[rank + axis] = sum(sizes[:index]), sum(sizes[index + 1 :])
         pads.append(padding)
     return pads

@@ -1,5 +1,7 @@
 """A stitched model on a device, computed in rounds: the same number of rows of every task at a time.
 
+The *tasks* are the models that were stitched; each has inputs and outputs of its own in the graph.
+
 Captured graphs have fixed shapes, but a batch has rows of any of the tasks. So a rung of a stitched model is a *round*
 with the same number of rows for each task. A batch goes to the smallest round that holds the rows of its busiest task,
 or through several of the largest. Padding rows are computed as well, on the present content of the memory: random
@@ -61,16 +63,16 @@ def busiest(rows: int, tasks: int) -> int:
     for most in range(1, rows if tasks > 1 else 1):
         term *= load / most
         below += term
-        if below**tasks >= 0.5:  # the probability that no task has more rows
+        if below**tasks >= 0.5:  # the probability that no task has more rows than ``most``
             return most
     return rows
 
 
 def rounds(most: int, sizes: Sequence[int]) -> list[int]:
     """The sizes of the rounds for a batch whose busiest task has *most* rows; *sizes*: captured sizes, ascending."""
-    full, rest = divmod(most, sizes[-1])
-    remainder = [next(size for size in sizes if size >= rest)] if rest or not full else []
-    return [sizes[-1]] * full + remainder
+    full_rounds, rest = divmod(most, sizes[-1])
+    remainder = [next(size for size in sizes if size >= rest)] if rest or not full_rounds else []
+    return [sizes[-1]] * full_rounds + remainder
 
 
 def round_times(by_size: Mapping[int, Times], max_batch: int, tasks: int) -> dict[int, Times]:
@@ -79,18 +81,21 @@ def round_times(by_size: Mapping[int, Times], max_batch: int, tasks: int) -> dic
     *by_size*: the times of a round of each captured size.
     """
     sizes = sorted(by_size)
-    times = {most: _sum_times([by_size[size] for size in rounds(most, sizes)]) for most in range(1, max_batch + 1)}
-    return {rows: times[busiest(rows, tasks)] for rows in range(1, max_batch + 1)}
+    # Rows of the busiest task -> the times of all rounds that they need.
+    times_by_most = {
+        most: _sum_times([by_size[size] for size in rounds(most, sizes)]) for most in range(1, max_batch + 1)
+    }
+    return {rows: times_by_most[busiest(rows, tasks)] for rows in range(1, max_batch + 1)}
 
 
-def like_by_rows(blueprint: Blueprint) -> dict[int, GpuLikeness]:
-    """Rows of a batch -> measurements on parts of the device, those of the captured size that computes such a batch."""
+def likeness_by_rows(blueprint: Blueprint) -> dict[int, GpuLikeness]:
+    """Rows of a batch -> measurements on parts of the device (``blueprint.like``) of the size that computes it."""
     sizes, tasks = rung_sizes(blueprint), len(blueprint.tasks)
-    captured = {
+    size_by_rows = {
         rows: rounds(busiest(rows, tasks), sizes)[0] if tasks else next(size for size in sizes if size >= rows)
         for rows in range(1, blueprint.max_batch + 1 if blueprint.like else 1)
     }
-    return {rows: blueprint.like[size] for rows, size in captured.items() if size in blueprint.like}
+    return {rows: blueprint.like[size] for rows, size in size_by_rows.items() if size in blueprint.like}
 
 
 def _sum_times(times: Sequence[Times]) -> Times:
@@ -98,7 +103,7 @@ def _sum_times(times: Sequence[Times]) -> Times:
 
 
 class RoundValues(DeviceValues):
-    """The tensors of a round between two segments, and how many rows of each input came from requests."""
+    """The tensors of a round between two segments; *counts*: input -> number of its rows that came from requests."""
 
     __slots__ = ("counts",)
 
@@ -125,19 +130,19 @@ class StitchedDeviceModel(DeviceModel):
         tensors = self._rungs[0].tensors
         return {spec.name: _no_rows(tensors[spec.name].shape, spec.datatype) for spec in self.outputs}
 
-    def come_back(self) -> None:
+    def restore(self) -> None:
         """Bring all memory back, and clear the inputs, because padding rows must hold valid numbers."""
-        super().come_back()
+        super().restore()
         for rung in self._rungs:
             rung.clear([spec.name for spec in self.inputs])
 
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        """Start a segment on all rounds of a batch, one after another."""
-        batch = self._begin_rounds(parts) if segment == 0 else self._continue_rounds(segment, parts)
+        """Start a segment on all rounds of the batch that *parts* make up, one after another."""
+        all_rounds = self._begin_rounds(parts) if segment == 0 else self._continue_rounds(segment, parts)
         if segment < len(self.segments) - 1:
-            return StepOutput([self._compute_segment(segment, part_values).values for part_values in batch], {})
+            return StepOutput([self._compute_segment(segment, values).values for values in all_rounds], {})
         outputs: list[dict[str, Tensor]] = []
-        for values in batch:
+        for values in all_rounds:
             if outputs:  # the next round overwrites the outputs of this one
                 outputs[-1] = {name: self._device.clone(tensor) for name, tensor in outputs[-1].items()}
             outputs.append(self._compute_segment(segment, values).answers)
@@ -145,7 +150,7 @@ class StitchedDeviceModel(DeviceModel):
 
     def _continue_rounds(self, segment: int, parts: list[BatchPart]) -> Iterator[DeviceValues]:
         """Yield the rounds of a batch that is under way, with the inputs of the segment in the memory of their rung."""
-        (part,) = parts
+        (part,) = parts  # batches of stitched models are not joined at cuts
         return (self._gather(segment, [BatchPart(values)]) for values in part.values)
 
     def _begin_rounds(self, parts: list[BatchPart]) -> Iterator[RoundValues]:
@@ -161,8 +166,8 @@ class StitchedDeviceModel(DeviceModel):
             tensors |= _split_rows(concatenated, group)
         first_row, most_rows = 0, max([tensor.shape[0] for tensor in tensors.values()], default=0)
         for size in rounds(most_rows, [rung.rows for rung in self._rungs]):
-            longer = {name: tensor for name, tensor in tensors.items() if tensor.shape[0] > first_row}
-            round_inputs = {name: tensor[first_row : first_row + size] for name, tensor in longer.items()}
+            remaining = {name: tensor for name, tensor in tensors.items() if tensor.shape[0] > first_row}
+            round_inputs = {name: tensor[first_row : first_row + size] for name, tensor in remaining.items()}
             yield self._enter_round(size, round_inputs)
             first_row += size
 
@@ -173,7 +178,7 @@ class StitchedDeviceModel(DeviceModel):
         inputs = {spec.name: rung.tensors[spec.name] for spec in self.inputs}
         values = RoundValues(rung, inputs, {name: tensor.shape[0] for name, tensor in tensors.items()})
         for name, tensor in tensors.items():
-            rung.secure(name)
+            rung.copy_before_overwrite(name)
             self._device.copy(inputs[name][: tensor.shape[0]], tensor)
         return values
 
@@ -193,7 +198,7 @@ class StitchedDeviceModel(DeviceModel):
         for group in _group_by_kind(rows):
             first, *others = [piece for pieces in group.values() for piece in pieces]
             if others:
-                first = self._device.taken([(piece, None, piece.shape[0]) for piece in (first, *others)])
+                first = self._device.concatenate_rows([(piece, None, piece.shape[0]) for piece in (first, *others)])
             answers |= _split_rows(self._device.copy_out(first), group)
         return answers
 

@@ -1,10 +1,10 @@
 """A model at one batch size: memory for everything that crosses its cuts, and every segment captured on it.
 
-Where lanes are parts of the device, segments are captured once more for each part, over the same memory and weights. A
-lane without such captures uses those of the whole device.
+A model has a ladder of batch sizes, its *rungs*. Where lanes run on parts of the device, segments are captured once
+more for each part, over the same memory and weights. A lane without such captures uses those of the whole device.
 
 A rung also computes smaller batches, with padding rows. A rung has one memory, so a second batch overwrites the values
-of the first; ``secure`` copies those that are still needed.
+of the first; ``copy_before_overwrite`` copies those that are still needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from math import prod
 
 from weft.models.element_types import numpy_dtype
-from weft.runtime.cuda.device import Device, Tensor, places
+from weft.runtime.cuda.device import Device, Tensor, aligned_offsets
 from weft.runtime.cuda.segments import DeviceSegment, Runnable
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
@@ -30,10 +30,11 @@ class DeviceValues:
     __slots__ = ("__weakref__", "rows", "rung", "tensors")
 
     def __init__(self, rung: Rung, rows: int, tensors: dict[str, Tensor]) -> None:
+        """rows: of the batch, without the rung's padding rows."""
         self.rung, self.rows, self.tensors = rung, rows, tensors
 
     def onward(self, tensors: dict[str, Tensor]) -> DeviceValues:
-        """The values of the same batch after another segment."""
+        """The values of the same batch after another segment: *tensors*."""
         return DeviceValues(self.rung, self.rows, tensors)
 
 
@@ -45,11 +46,12 @@ class Rung:
     ) -> None:
         """Allocate memory and capture all segments for *rows* rows.
 
-        feed: random inputs of *rows* rows, to learn shapes and warm up. batched: tensors have a row per sample.
+        feed: random inputs of *rows* rows, to learn shapes and warm up. batched: tensors have a row per sample; False:
+        the model takes one sample at a time, or has rows of several tasks.
         """
         self.rows, self.batched, self._device = rows, batched, device
         self.uncaptured: dict[int, str] = {}
-        """Segments that could not be captured, and why."""
+        """Index of a segment that could not be captured -> why."""
         self.types: dict[str, int] = {}  # tensor -> ONNX element type
         self.tensors: dict[str, Tensor] = {}
         self._owners: dict[str, weakref.ref[DeviceValues]] = {}
@@ -58,24 +60,24 @@ class Rung:
         """Sessions and their bindings, kept because captured graphs use their memory."""
         self._segments = segments
         # Sessions of its own: a session that meets other shapes would invalidate its captures.
-        instances = [segment.again(device) for segment in segments]
+        instances = [segment.new_instance(device) for segment in segments]
         self._allocate(instances, feed)
         self._runs = {WHOLE: [self._capture_or_run(index, segment) for index, segment in enumerate(instances)]}
         """Part -> for each segment, the function that runs it on that part."""
 
     def _allocate(self, segments: Sequence[DeviceSegment], feed: Mapping[str, Array]) -> None:
         """Run once to learn the shapes, and allocate memory for them."""
-        device, values = self._device, segments[0].loose(feed)
-        layouts = segments[0].seen(values, list(feed))  # tensor -> its shape and ONNX element type
+        device, values = self._device, segments[0].from_arrays(feed)
+        layouts = segments[0].layouts(values, list(feed))  # tensor -> its shape and ONNX element type
 
         def run() -> None:
             for segment in segments:
-                values.update(segment.run_loose(values))
-                layouts.update(segment.seen(values, segment.spec.outputs))
+                values.update(segment.run_uncaptured(values))
+                layouts.update(segment.layouts(values, segment.spec.outputs))
 
-        device.plainly(run)
+        device.run_uncaptured(run)
         device.finish()
-        offsets, size = places([prod(shape) * numpy_dtype(kind).itemsize for shape, kind in layouts.values()])
+        offsets, size = aligned_offsets([prod(shape) * numpy_dtype(kind).itemsize for shape, kind in layouts.values()])
         self.memory = device.movable(size, kept=False)
         for (name, (shape, kind)), offset in zip(layouts.items(), offsets, strict=True):
             self.types[name], self.tensors[name] = kind, self.memory.tensor(offset, shape, kind)
@@ -84,19 +86,19 @@ class Rung:
         device.finish()
 
     def _capture_or_run(self, index: int, segment: DeviceSegment) -> Callable[[], None]:
-        """The function that runs segment number *index*: by a captured graph, or if that fails by calls."""
+        """The function that runs segment number *index*: by a captured graph, or if it cannot be captured without."""
         try:
             return self._capture(segment, self._device)
         except Exception as error:  # a segment that cannot be captured is run without a graph
             self.uncaptured[index] = first_line(error)
-            bound = segment.bound(self.tensors, self.types)
-            return lambda: self._device.plainly(bound.run)
+            bound = segment.bind(self.tensors, self.types)
+            return lambda: self._device.run_uncaptured(bound.run)
 
     def _capture(self, segment: DeviceSegment, device: Device) -> Callable[[], None]:
         """Capture a segment; returns the function that replays it."""
-        bound = segment.bound(self.tensors, self.types)
-        if segment.copies:
-            bound = segment.fixed(self.tensors, self.types).bound(self.tensors, self.types)
+        bound = segment.bind(self.tensors, self.types)
+        if segment.copies:  # a replay would copy from memory of the host that is gone
+            bound = segment.specialised(self.tensors, self.types).bind(self.tensors, self.types)
         replay = device.capture(bound.run)
         self._bound.append(bound)
         return replay
@@ -106,8 +108,8 @@ class Rung:
         whole, part_runs, bound_before = self._runs[WHOLE], {}, len(self._bound)
         try:
             for part, device in enumerate(parts, 1):
-                part_runs[part] = [
-                    whole[index] if index in self.uncaptured else self._capture(segment.again(device), device)
+                part_runs[part] = [  # what could not be captured on the whole device is not tried on parts
+                    whole[index] if index in self.uncaptured else self._capture(segment.new_instance(device), device)
                     for index, segment in enumerate(self._segments)
                 ]
         except BaseException:
@@ -127,7 +129,7 @@ class Rung:
 
     @property
     def kernels(self) -> int:
-        """Number of kernels of all segments."""
+        """Number of kernels in all captured segments together."""
         return sum(map(self._device.kernels, self._runs[WHOLE]))
 
     def run(self, segment: int) -> None:
@@ -135,25 +137,25 @@ class Rung:
         self._runs.get(self._device.part, self._runs[WHOLE])[segment]()
 
     def timed(self, segment: int, part: int = 0) -> float:
-        """Seconds of a segment, on the whole device or on a part with captures."""
-        with self._device.on(self._device.cuts.lane_of(part)) if part else nullcontext():
+        """Seconds of a segment, on the whole device (0) or on a part that has captures."""
+        with self._device.lane_context(self._device.cuts.lane_of(part)) if part else nullcontext():
             return self._device.timed(self._runs[part][segment])
 
     def rows_of(self, tensor: Tensor, rows: int) -> Tensor:
-        """The first rows of a tensor, if it has rows."""
+        """The first *rows* rows of a tensor; all of it if its first axis is not the samples."""
         return tensor[:rows] if self.batched else tensor
 
-    def secure(self, name: str, consumed: Collection[DeviceValues] = ()) -> None:
-        """Copy the tensor *name* for the batch that still needs it, because it will be overwritten.
+    def copy_before_overwrite(self, name: str, consumed: Collection[DeviceValues] = ()) -> None:
+        """Copy the tensor *name* for the batch whose values it holds, if any: the caller overwrites it now.
 
-        consumed: values that the next step takes, and that are not needed after it.
+        consumed: batches that do not need it any more, as the step that overwrites it takes their values.
         """
         owner = self._owners.pop(name, None)
         values = owner() if owner else None
         if values is not None and values not in consumed and values.tensors.get(name) is self.tensors[name]:
             values.tensors[name] = self._device.clone(self.tensors[name])
 
-    def own(self, name: str, values: DeviceValues) -> None:
+    def set_owner(self, name: str, values: DeviceValues) -> None:
         """Record that the content of the tensor *name* now belongs to *values*."""
         self._owners[name] = weakref.ref(values)
 

@@ -1,7 +1,9 @@
-"""The pieces of a model as sessions on a device, over weights that all of them share.
+"""The segments of a model as sessions on a device, over weights that all of them share.
 
 ONNX Runtime would copy the weights for every session. So large weights are uploaded once and given to all sessions as
 values that they do not own; numbers that are sizes and axes stay in the files, because they are read on the host.
+
+Segments are captured as graphs for fixed shapes. Other shapes, and segments that cannot be captured, run *uncaptured*.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import onnxruntime as ort
 
 from weft.models.element_types import ElementType, numpy_dtype
 from weft.models.onnx_graph import OnnxModel, OnnxTensor, declared, load, read_tensor
-from weft.runtime.cuda.device import FLOATS, HOST_KIND, Device, Movable, Tensor, places
+from weft.runtime.cuda.device import FLOATS, HOST_KIND, Device, Movable, Tensor, aligned_offsets
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.onnxruntime_cpu.sessions import EXTERNAL_OVER_BYTES, WEIGHTS
 from weft.runtime.tensors import Array
@@ -36,13 +38,13 @@ class DeviceWeights:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.memories: list[Movable] = []
+        self.memories: list[Movable] = []  # in which the weights are
         self._values: dict[str, Any] = {}
         """Name -> weight in the form that sessions take; the values must outlive the sessions."""
-        self.bytes = 0
+        self.bytes = 0  # of all weights, without alignment
 
-    def of(self, path: Path) -> dict[str, Any]:
-        """The large weights of the model in a file, by name; weights that are not on the device yet are uploaded."""
+    def upload(self, path: Path) -> dict[str, Any]:
+        """Upload the large weights of a model file, if they are not on the device yet; return all of them by name."""
         model = load(path)
         shared = [weight for weight in model.graph.initializer if _is_shared(weight)]
         if missing := [weight for weight in shared if weight.name not in self._values]:
@@ -50,18 +52,20 @@ class DeviceWeights:
         return {weight.name: self._values[weight.name] for weight in shared}
 
     def _add(self, weights: Sequence[OnnxTensor], folder: Path) -> None:
-        """Upload weights; *folder*: of their external files."""
+        """Upload weights; *folder*: where the files of their external data are."""
         arrays = [read_tensor(weight, folder) for weight in weights]
-        tensors = self.room([(array.shape, weight.data_type) for weight, array in zip(weights, arrays, strict=True)])
+        tensors = self.allocate(
+            [(array.shape, weight.data_type) for weight, array in zip(weights, arrays, strict=True)]
+        )
         for name, array, tensor in zip([weight.name for weight in weights], arrays, tensors, strict=True):
             self._device.fill(tensor, array)
-            self._values[name] = self._device.shared(tensor)
+            self._values[name] = self._device.as_ort_value(tensor)
         self._device.finish()
 
-    def room(self, wanted: Sequence[tuple[Sequence[int], int]]) -> list[Tensor]:
-        """Allocate tensors of these shapes and element types, in one memory."""
+    def allocate(self, wanted: Sequence[tuple[Sequence[int], int]]) -> list[Tensor]:
+        """Allocate tensors in one memory; *wanted*: the shape and ONNX element type of each."""
         sizes = [prod(shape) * numpy_dtype(kind).itemsize for shape, kind in wanted]
-        offsets, size = places(sizes)
+        offsets, size = aligned_offsets(sizes)
         memory = self._device.movable(size, kept=True)
         self.memories.append(memory)
         self.bytes += sum(sizes)
@@ -84,7 +88,7 @@ def open_segments(
     for spec in segments:
         assert spec.file is not None
         path = folder / spec.file
-        opened.append(SegmentSession(device, spec, SegmentFile(path, weights.of(path), channels_last)))
+        opened.append(SegmentSession(device, spec, SegmentFile(path, weights.upload(path), channels_last)))
     return opened, weights
 
 
@@ -96,8 +100,8 @@ class Runnable(Protocol):
         ...
 
 
-Loose = dict[str, Any]
-"""Tensors of any shapes, by name, in the form that segments pass on when they run without a graph."""
+UncapturedTensors = dict[str, Any]
+"""Tensors of any shapes, by name, in the form that segments exchange when they run without a graph."""
 
 
 class DeviceSegment(Protocol):
@@ -107,42 +111,42 @@ class DeviceSegment(Protocol):
 
     @property
     def copies(self) -> bool:
-        """Whether the segment copies between host and device, so that only the result of ``fixed`` can be captured."""
+        """Whether it copies between host and device, so that only the result of ``specialised`` can be captured."""
         ...
 
     def open(self) -> None:
-        """Read the segment's file now, as it may be moved later."""
+        """Read the segment's file now, as it may be moved later; otherwise it is read on first use."""
         ...
 
-    def again(self, device: Device) -> DeviceSegment:
+    def new_instance(self, device: Device) -> DeviceSegment:
         """A second instance of the segment, for another batch size or another part of the device."""
         ...
 
-    def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
-        """The segment specialised to the shapes of *tensors*; raises ``StillCopies`` if it still copies.
+    def specialised(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
+        """The segment for the shapes of *tensors* only; raises ``StillCopies`` if it still copies to or from the host.
 
-        types: the tensors' ONNX element types.
+        tensors: its inputs and outputs on the device, by name. types: their ONNX element types.
         """
         ...
 
-    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
-        """Bind the inputs and outputs of the segment to tensors of the device, by name; *types*: as for ``fixed``."""
+    def bind(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
+        """Bind the segment to the memory of its inputs and outputs; tensors, types: as for ``specialised``."""
         ...
 
-    def loose(self, arrays: Mapping[str, Array]) -> Loose:
-        """Convert arrays to inputs of ``run_loose``."""
+    def from_arrays(self, arrays: Mapping[str, Array]) -> UncapturedTensors:
+        """Convert arrays to inputs of ``run_uncaptured``."""
         ...
 
-    def run_loose(self, values: Mapping[str, Any]) -> Loose:
+    def run_uncaptured(self, values: Mapping[str, Any]) -> UncapturedTensors:
         """Run the segment without a graph; returns its outputs."""
         ...
 
-    def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
-        """The shapes and ONNX element types of the values *names* of ``run_loose``."""
+    def layouts(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
+        """Shape and ONNX element type of each of *names* in *values*, inputs or outputs of ``run_uncaptured``."""
         ...
 
-    def array(self, value: Any) -> Array:
-        """Copy a value of ``run_loose`` to the host."""
+    def to_array(self, value: Any) -> Array:
+        """Copy an output of ``run_uncaptured`` to the host."""
         ...
 
 
@@ -157,7 +161,7 @@ class SegmentFile(NamedTuple):
 def copies_in(device: Device, path: Path, *, channels_last: bool, fold: bool = False) -> bool:
     """Whether a session over a file copies between host and device, as its saved graph shows.
 
-    fold: as for ``open_on``.
+    channels_last, fold: as for ``open_on``.
     """
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "seen.onnx"
@@ -185,13 +189,13 @@ def open_on(
 ) -> Any:
     """Open a session on a device; *save*: path for the optimised graph, *profile*: prefix of the trace file.
 
-    channels_last: the layout of convolutions. optimise: with all optimisations. fold: only with constant folding.
-    weights: name -> value on the device, in the form that sessions take.
+    channels_last: whether convolutions use that layout. optimise: with all optimisations of the graph; fold: only
+    constant folding; by default none. weights: name -> value on the device, in the form that sessions take.
     """
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel
-    least = levels.ORT_ENABLE_BASIC if fold else levels.ORT_DISABLE_ALL
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else least
+    lower_level = levels.ORT_ENABLE_BASIC if fold else levels.ORT_DISABLE_ALL
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else lower_level
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_mem_reuse = not optimise  # a session that only optimises a graph runs nothing
     options.log_severity_level = 4  # errors are raised; the log would repeat them
@@ -206,7 +210,7 @@ def open_on(
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
     for name, value in (weights or {}).items():
         options.add_initializer(name, value)
-    with device.building:
+    with device.session_lock:
         return ort.InferenceSession(str(path), options, providers=device.providers(channels_last=channels_last))
 
 
@@ -220,6 +224,7 @@ class SegmentSession:
     def __init__(self, device: Device, spec: SegmentSpec, file: SegmentFile, session: Any = None) -> None:
         self._device, self.spec, self._file, self._opened = device, spec, file, session
         self._options = ort.RunOptions()
+        # Runs return before the device has ended them; the lane waits for a mark instead.
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     @property
@@ -248,7 +253,7 @@ class SegmentSession:
         placed = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
         return [value.name for value, memory in placed if memory.name.lower() == HOST_KIND]
 
-    def again(self, device: Device) -> SegmentSession:
+    def new_instance(self, device: Device) -> SegmentSession:
         """The segment in a session of its own, over the same weights.
 
         A capture of a session is valid as long as the session meets no other shapes. For other shapes cuDNN would make
@@ -256,14 +261,15 @@ class SegmentSession:
         """
         return SegmentSession(device, self.spec, self._file)
 
-    def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> SegmentSession:
+    def specialised(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> SegmentSession:
         """The segment for constant shapes, in which values that depend on the shapes alone are stored as constants.
 
-        Raises ``StillCopies`` if it still copies between host and device.
+        Then the host need not compute them; ``StillCopies`` if it still copies between host and device.
         """
         model = load(self._file.path)
         for value in model.graph.input:
             value.CopyFrom(declared(value.name, types[value.name], list(tensors[value.name].shape)))
+        # Beside the segment's file, as the model names its external weights relative to its folder.
         with tempfile.NamedTemporaryFile(dir=self._file.path.parent, suffix=".onnx") as source:
             source.write(model.SerializeToString())
             source.flush()
@@ -276,23 +282,25 @@ class SegmentSession:
             raise StillCopies(f"it reads {', '.join(names)} on the host")
         return segment
 
-    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
-        """Bind the inputs and outputs of the segment to tensors of the device, by name; *types*: as for ``fixed``."""
+    def bind(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
+        """Bind the segment to the memory of its inputs and outputs; tensors, types: as for ``specialised``."""
         device, binding = self._device, self._session.io_binding()
 
-        def bind(names: Sequence[str], bind_tensor: Callable[..., None]) -> None:
+        def bind_names(names: Sequence[str], bind_tensor: Callable[..., None]) -> None:
             for name in names:
                 tensor = tensors[name]
                 # numpy has no bfloat16, so ONNX's number of the type is passed instead
                 kind = types[name] if types[name] == ElementType.BFLOAT16 else numpy_dtype(types[name])
                 bind_tensor(name, device.kind, device.index, kind, list(tensor.shape), device.address(tensor))
 
-        bind(self.spec.inputs, binding.bind_input)
-        bind(self.spec.outputs, binding.bind_output)
+        bind_names(self.spec.inputs, binding.bind_input)
+        bind_names(self.spec.outputs, binding.bind_output)
         read_on_host, bound = self._read_on_host(), BoundSegment(self._session, binding, self._options)
-        return ReboundSegment(device, bound, partial(bind, read_on_host, binding.bind_input)) if read_on_host else bound
+        if not read_on_host:
+            return bound
+        return ReboundSegment(device, bound, partial(bind_names, read_on_host, binding.bind_input))
 
-    def run_loose(self, values: Mapping[str, Any]) -> Loose:
+    def run_uncaptured(self, values: Mapping[str, Any]) -> UncapturedTensors:
         """Run the segment on values of ONNX Runtime, of any shapes; the outputs are on the device."""
         device, binding = self._device, self._session.io_binding()
         if self._read_on_host():
@@ -304,15 +312,15 @@ class SegmentSession:
         self._session.run_with_iobinding(binding, self._options)
         return dict(zip(self.spec.outputs, binding.get_outputs(), strict=True))
 
-    def loose(self, arrays: Mapping[str, Array]) -> Loose:
+    def from_arrays(self, arrays: Mapping[str, Array]) -> UncapturedTensors:
         """Convert arrays to values of ONNX Runtime on the device."""
         kind, index = self._device.kind, self._device.index
         return {name: ort.OrtValue.ortvalue_from_numpy(array, kind, index) for name, array in arrays.items()}
 
-    def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
+    def layouts(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
         return {name: (tuple(values[name].shape()), int(values[name].element_type())) for name in names}
 
-    def array(self, value: Any) -> Array:
+    def to_array(self, value: Any) -> Array:
         array: Array = value.numpy()
         return array
 

@@ -40,6 +40,7 @@ class _Steps:
         self._weights = weights
         self._producers = {step.outputs[0]: step for step in steps}
         self._reads = Counter([*outputs, *(name for step in steps for name in step.arguments)])
+        """Tensor -> how often it is read; outputs of the graph count as read."""
 
     def attention_at(self, last: TorchStep) -> TorchStep | None:
         """The fused step for the attention that ends with the step *last*; None if there is no attention."""
@@ -48,6 +49,7 @@ class _Steps:
             return None
         scaled, mask = self._scaled_product(softmax.arguments[0]), None
         if scaled is None and (addition := self._producer(softmax.arguments[0], "Add")) is not None:
+            # One side of the addition is the scaled product, the other the mask.
             products = [self._scaled_product(name) for name in addition.arguments]
             if (side := next((index for index, product in enumerate(products) if product is not None), None)) is None:
                 return None
@@ -86,7 +88,11 @@ class _Steps:
 
 
 def scaled_attention(t: TorchNode, queries: Any, transposed_keys: Any, values: Any, mask: Any) -> Any:
-    """Softmax of the scaled product of queries and transposed keys plus the mask, times the values."""
+    """Softmax of the scaled product of queries and transposed keys plus the mask (or None), times the values.
+
+    t: the step's attributes, and torch. queries: [..., rows, width]; transposed_keys: [..., width, keys]; values:
+    [..., keys, columns]; mask: [rows, keys] with any leading axes.
+    """
     rank = queries.dim()
     supported = queries.shape[:-2] == transposed_keys.shape[:-2] == values.shape[:-2] and rank > 2
     supported = supported and t.get("axis") in (-1, rank - 1) and (mask is None or mask.dim() <= rank)

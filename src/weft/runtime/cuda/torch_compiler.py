@@ -1,4 +1,4 @@
-"""A compiler process: ONNX file in, a package of torch's compiler out, for one batch size (``packages``)."""
+"""A compiler process: it compiles an ONNX file for one batch size into a package (``packages``)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CODE = (".so", ".cubin")
 """Endings of the files of a package that are needed to run it."""
 
 
-def example(job: CompileJob, module: OnnxModule, rows: int) -> tuple[Any, ...]:
-    """Inputs of *rows* rows for the export; their values do not matter."""
+def example_inputs(job: CompileJob, module: OnnxModule, rows: int) -> tuple[Any, ...]:
+    """Inputs of *rows* rows for the export of *module*; their values do not matter."""
     shapes = job.shapes_at(rows)
     return tuple(torch.zeros(shapes[name], dtype=kind, device=job.device) for name, kind in module.inputs)
 
@@ -56,9 +56,9 @@ class PackageWriter:
         inputs, outputs = (tuple(name for name, _ in named) for named in (module.inputs, module.outputs))
         empty_manifest = Manifest(inputs=inputs, outputs=outputs)
         with torch.no_grad():
-            exported = torch.export.export(module, example(job, module, rows), strict=False)
+            exported = torch.export.export(module, example_inputs(job, module, rows), strict=False)
             tensors = {**exported.state_dict, **exported.constants}
-            with self._locked():
+            with self._locked():  # the weights, which all batch sizes share
                 manifest = self._read() or empty_manifest
                 weights = dict(manifest.weights)
                 digests = {name: self._store(tensor, weights) for name, tensor in tensors.items()}
@@ -83,6 +83,7 @@ class PackageWriter:
         return Manifest.model_validate_json(path.read_bytes()) if path.exists() else None
 
     def _write(self, manifest: Manifest) -> None:
+        """Replace the manifest in one step, so that no other process reads a part of it."""
         draft = self._folder / "draft.json"
         draft.write_text(manifest.model_dump_json(), "utf-8")
         draft.replace(self._folder / MANIFEST)
@@ -92,7 +93,7 @@ class PackageWriter:
         tensor = tensor.detach().cpu()
         if not (tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)):
             raise ValueError(f"a weight of the shape {list(tensor.shape)} lies with strides {tensor.stride()}")
-        content = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
+        content = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()  # the bytes in memory order
         layout = (NUMBERED[tensor.dtype], tuple(tensor.shape), tuple(tensor.stride()))
         digest = hashlib.sha256(repr(layout).encode() + content.tobytes()).hexdigest()
         if digest not in weights:

@@ -67,10 +67,11 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
 def _segment(
     device: Device, path: Path, options: LoadOptions, blueprint: Blueprint, folder: Path, manifest: Manifest
 ) -> PackagedSegment:
-    """The model as one segment, with the packages of all compiled batch sizes."""
+    """The model as one segment, with the packages of all compiled batch sizes; *folder*, *manifest*: where they are."""
     dtype = PRECISIONS[options.precision]
 
     def converted(shapes: Mapping[str, Sequence[int]]) -> OnnxModule:
+        """The torch module for inputs of other shapes than the compiled ones."""
         model = folded(load(path, weights=True), shapes)
         return OnnxModule(model, dtype, channels_last=dtype is not None)
 

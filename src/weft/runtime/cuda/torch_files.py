@@ -19,7 +19,7 @@ from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.pieces import OpenPieces, random_batch, unseen
 from weft.runtime.cuda.preparation import LARGEST_UNASKED, ModelPreparation
-from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose, Runnable, StillCopies
+from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Runnable, StillCopies, UncapturedTensors
 from weft.runtime.cuda.torch_program import DATATYPES, ProgramTensor, TorchProgram, read_program
 from weft.runtime.cuda.torch_types import NUMBERED, PRECISIONS, as_torch
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
@@ -42,6 +42,7 @@ class PieceRunner(Protocol):
 
     device: Any
     channels_last: frozenset[str]
+    """Tensors whose channels come last in memory."""
 
     def piece(self, start: int, end: int) -> Any:
         """The nodes from one cut to another."""
@@ -57,8 +58,9 @@ class _BoundProgram(NamedTuple):
 
     program: PieceRunner
     piece: Any
-    sources: Mapping[str, Any]
+    sources: Mapping[str, Any]  # its inputs by name
     targets: Mapping[str, Any]
+    """The memory of its outputs, by name."""
 
     def run(self) -> None:
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
@@ -78,18 +80,18 @@ class ProgramSegment:
     def open(self) -> None:
         """Do nothing: the whole file was read."""
 
-    def again(self, device: Device) -> DeviceSegment:
-        return self
+    def new_instance(self, device: Device) -> DeviceSegment:
+        return self  # it has no session that other shapes could disturb
 
-    def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
+    def specialised(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
         raise StillCopies("torch decides where it computes")
 
-    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
+    def bind(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
         sources = {name: self._view(name, tensors[name]) for name in self.spec.inputs}
         targets = {name: self._view(name, tensors[name]) for name in self.spec.outputs}
-        return self._bind(sources, targets)
+        return self._bind_views(sources, targets)
 
-    def _bind(self, sources: Mapping[str, Any], targets: Mapping[str, Any]) -> Runnable:
+    def _bind_views(self, sources: Mapping[str, Any], targets: Mapping[str, Any]) -> Runnable:
         return _BoundProgram(self._program, self._piece, sources, targets)
 
     def _view(self, name: str, tensor: Tensor) -> Any:
@@ -100,18 +102,18 @@ class ProgramSegment:
         rows, channels, height, width = value.shape
         return value.view(rows, height, width, channels).permute(0, 3, 1, 2)
 
-    def loose(self, arrays: Mapping[str, Array]) -> Loose:
+    def from_arrays(self, arrays: Mapping[str, Array]) -> UncapturedTensors:
         device = self._program.device
         return {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}
 
-    def run_loose(self, values: Mapping[str, Any]) -> Loose:
+    def run_uncaptured(self, values: Mapping[str, Any]) -> UncapturedTensors:
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return self._program.run(self._piece, values)
 
-    def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
+    def layouts(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
         return {name: (tuple(values[name].shape), numbered(values[name])) for name in names}
 
-    def array(self, value: Any) -> Array:
+    def to_array(self, value: Any) -> Array:
         array: Array = value.float().cpu().numpy() if value.dtype == torch.bfloat16 else value.cpu().numpy()
         return array
 
@@ -119,11 +121,12 @@ class ProgramSegment:
 def _place_weights(program: TorchProgram, device: Device) -> DeviceWeights:
     """Move the weights of a program to a device, into memory that can be evicted; the program uses them from now on."""
     weights, placed = DeviceWeights(device), {name: program.cast(weight) for name, weight in program.weights.items()}
+    # With 16 bits, GPUs compute convolutions faster if channels come last.
     channels_last = program.spatial() if program.half and device.kind != "cpu" else frozenset()
     shapes = {name: tuple(weight.shape) for name, weight in placed.items()}
     # Memory in the order that convolutions want, seen in torch's order of axes.
     shapes |= {name: tuple(placed[name].permute(0, 2, 3, 1).shape) for name in channels_last}
-    tensors = weights.room([(shapes[name], numbered(weight)) for name, weight in placed.items()]) if placed else []
+    tensors = weights.allocate([(shapes[name], numbered(weight)) for name, weight in placed.items()]) if placed else []
     for name, tensor in zip(placed, tensors, strict=True):
         target = as_torch(tensor).permute(0, 3, 1, 2) if name in channels_last else as_torch(tensor)
         target.copy_(placed[name])
@@ -133,8 +136,8 @@ def _place_weights(program: TorchProgram, device: Device) -> DeviceWeights:
     return weights
 
 
-def where(device: Device) -> str:
-    """Torch's name of a device."""
+def torch_device_name(device: Device) -> str:
+    """Torch's name of a device, such as ``cuda:0``."""
     return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
 
 
@@ -179,12 +182,14 @@ class ProgramFile:
         )
 
     def _bound_rows(self, program: TorchProgram) -> None:
-        """Limit batches to the rows that the program was exported for."""
-        most, requested = program.most_rows(), self.options.max_batch
-        if requested is not None and most is not None and requested > most:
-            raise ModelError(f"max_batch is {requested}, but it was exported for at most {most} rows")
-        if requested is None and most is not None and most < LARGEST_UNASKED:
-            self.options = dataclasses.replace(self.options, max_batch=most)
+        """Limit batches to the rows that *program* was exported for; ``ModelError`` if the options ask for more."""
+        exported_rows, requested = program.most_rows(), self.options.max_batch
+        if exported_rows is None:
+            return
+        if requested is not None and requested > exported_rows:
+            raise ModelError(f"max_batch is {requested}, but it was exported for at most {exported_rows} rows")
+        if requested is None and exported_rows < LARGEST_UNASKED:
+            self.options = dataclasses.replace(self.options, max_batch=exported_rows)
 
     def _expected_outputs(self, program: TorchProgram, feed: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the unconverted program on the CPU."""
@@ -199,8 +204,8 @@ class ProgramFile:
         return {name: output.numpy() for name, output in outputs.items()}
 
     def _move_to_device(self, exported: Any, feed: Mapping[str, Array]) -> None:
-        """Move the program to the device, and observe the tensors between its nodes."""
-        self.program = TorchProgram(exported, where(self.device), PRECISIONS[self.options.precision])
+        """Move the program to the device, and run it there on *feed* to observe the tensors between its nodes."""
+        self.program = TorchProgram(exported, torch_device_name(self.device), PRECISIONS[self.options.precision])
         self.weights = _place_weights(self.program, self.device)
         tensors = {name: torch.from_numpy(array).to(self.program.device) for name, array in feed.items()}
         try:

@@ -53,7 +53,7 @@ def folded(model: OnnxModel, shapes: Mapping[str, Sequence[int]]) -> OnnxModel:
     """
     for value in request_inputs(model.graph):
         value.CopyFrom(declared(value.name, value.type.tensor_type.elem_type, list(shapes[value.name])))
-    for value in model.graph.output:  # a declared size is kept from a file that was exported for another batch
+    for value in model.graph.output:  # their declared sizes may be those of another batch, and would be kept
         if dimensions(value) is not None:
             value.type.tensor_type.ClearField("shape")
     del model.graph.value_info[:]
@@ -107,7 +107,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
                 result = step.function(step.context, *arguments)
             except ModelError as error:
                 raise ModelError(f"{step.label} ({step.operator}): {error}") from error
-            several = isinstance(result, tuple) and step.operator != "Shape"
+            several = isinstance(result, tuple) and step.operator != "Shape"  # whose tuple is one result
             tensors |= zip(step.outputs, result if several else (result,), strict=False)
         return tuple(self._tensor(tensors[name], device).to(kind) for name, kind in self.outputs)
 
@@ -118,6 +118,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         attributes = {name: _text_attribute(value) for name, value in Attributes(node).values().items()}
         if entry.name == "Cast" and attributes.get("to") == ElementType.FLOAT and self.dtype is not None:
             attributes["to"] = next(number for number, kind in TYPES.items() if kind == self.dtype)
+        # Whether a constant index has no negative numbers, and a single index itself, save operators of torch.
         if entry.name == "Gather" and (index := self._arrays.get(node.input[1])) is not None:
             attributes |= {"from_zero": int(not index.size or index.min() >= 0)}
             attributes |= {} if index.ndim else {"single_index": int(index)}
@@ -134,7 +135,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         return Name(name) if stored is None else tuple(stored.ravel().tolist())
 
     def _argument(self, step: TorchStep, position: int, tensors: Mapping[str, Any], device: Any) -> Any:
-        """The value of argument number *position* of a step; ``ModelError`` if a shape depends on computed values."""
+        """The value of argument number *position* of a step, *tensors* by name; ``ModelError`` for a computed shape."""
         argument = step.arguments[position]
         if not isinstance(argument, Name):
             return argument

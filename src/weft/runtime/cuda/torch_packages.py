@@ -14,23 +14,24 @@ from weft.base.errors import ModelError
 from weft.models.element_types import ElementType
 from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.packages import WEIGHTS, Manifest, StoredWeight
-from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose, Runnable, StillCopies
-from weft.runtime.cuda.torch_files import numbered, where
+from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Runnable, StillCopies, UncapturedTensors
+from weft.runtime.cuda.torch_files import numbered, torch_device_name
 from weft.runtime.cuda.torch_types import TYPES, as_torch
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.tensors import Array
 
 Shapes = Mapping[str, Sequence[int]]
-RUNS = 1
-"""Number of runs of a package at a time."""
+RUNS_AT_A_TIME = 1
+"""How many runs of a package may overlap."""
 
 
 class _BoundPackage(NamedTuple):
     """A package bound to the memory that it reads and writes."""
 
     run_package: Callable[[list[Any]], Sequence[Any]]
-    sources: Sequence[Any]
+    sources: Sequence[Any]  # its inputs in order
     targets: Sequence[Any]
+    """The memory of its outputs, in order."""
 
     def run(self) -> None:
         with torch.inference_mode(), float32_is_float32():
@@ -51,8 +52,11 @@ def open_package(folder: Path, device: int) -> Any:
     """
     (code,) = folder.glob("*.so")
     if device < 0:
-        return torch._C._aoti.AOTIModelContainerRunnerCpu(str(code), RUNS)
-    return torch._C._aoti.AOTIModelContainerRunnerCuda(str(code), RUNS, f"cuda:{device}", str(folder), True)
+        return torch._C._aoti.AOTIModelContainerRunnerCpu(str(code), RUNS_AT_A_TIME)
+    device_name, single_threaded = f"cuda:{device}", True
+    return torch._C._aoti.AOTIModelContainerRunnerCuda(
+        str(code), RUNS_AT_A_TIME, device_name, str(folder), single_threaded
+    )
 
 
 class PackagedSegment:
@@ -63,7 +67,7 @@ class PackagedSegment:
     def __init__(
         self, device: Device, folder: Path, manifest: Manifest, converted: Callable[[Shapes], Any] | None = None
     ) -> None:
-        """converted: makes the torch module for inputs of other shapes; None: other shapes are refused."""
+        """folder, manifest: of its packages. converted: makes the torch module for other shapes; None: refuse them."""
         self.spec = SegmentSpec(name="whole", inputs=manifest.inputs, outputs=manifest.outputs, steady=True)
         self.weights = DeviceWeights(device)
         self._device, self._folder, self._manifest, self._converted = device, folder, manifest, converted
@@ -77,7 +81,7 @@ class PackagedSegment:
         """The weights in memory of the device that can be evicted, by digest."""
         stored, content = self._manifest.weights, _map_file(self._folder / WEIGHTS)
         sizes = {digest: _bytes_of(weight) for digest, weight in stored.items()}
-        tensors = self.weights.room([((size,), ElementType.UINT8) for size in sizes.values()]) if sizes else []
+        tensors = self.weights.allocate([((size,), ElementType.UINT8) for size in sizes.values()]) if sizes else []
         weights = {}
         for (digest, weight), tensor in zip(stored.items(), tensors, strict=True):
             self._device.fill(tensor, np.array(content[weight.offset : weight.offset + sizes[digest]]))
@@ -86,9 +90,10 @@ class PackagedSegment:
         return weights
 
     def add(self, rows: int, shapes: Shapes) -> None:
-        """Load the package of a batch size; *shapes*: of its inputs."""
+        """Load the package of a batch size; *shapes*: input -> its shape."""
         index = self._device.index if self._device.kind == "cuda" else -1
         package = open_package(self._folder / self._manifest.folder(rows), index)
+        # The compiler renamed the weights; *names*: name in the compiled code -> in the model.
         digests, names = self._manifest.constants[rows], package.get_constant_names_to_original_fqns()
         constants = {name: self._tensors[digests[original]] for name, original in names.items()}
         in_use, check_all, not_copied = False, True, True
@@ -96,6 +101,7 @@ class PackagedSegment:
         self._packages[self._key(shapes)] = package
 
     def _key(self, shapes: Shapes) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the inputs, in order."""
         return tuple(tuple(shapes[name]) for name in self.spec.inputs)
 
     def _package(self, values: Mapping[str, Any]) -> Callable[[list[Any]], Sequence[Any]]:
@@ -107,38 +113,38 @@ class PackagedSegment:
             return run
         if self._converted is None:
             raise ModelError(f"it is not compiled for inputs of {', '.join(map(str, map(list, key)))}")
-        if self._module[0] != key:
-            self._module = key, self._converted(shapes).to(where(self._device))
+        if self._module[0] != key:  # only the last module is kept, as each holds a copy of the weights
+            self._module = key, self._converted(shapes).to(torch_device_name(self._device))
         module = self._module[1]
         return lambda inputs: tuple(module(*inputs))
 
     def open(self) -> None:
         """Do nothing: packages are loaded when they are added."""
 
-    def again(self, device: Device) -> DeviceSegment:
-        return self
+    def new_instance(self, device: Device) -> DeviceSegment:
+        return self  # each batch size has a package of its own
 
-    def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
+    def specialised(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
         raise StillCopies("the compiler decides where it computes")
 
-    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
+    def bind(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
         sources = [as_torch(tensors[name]) for name in self.spec.inputs]
         targets = [as_torch(tensors[name]) for name in self.spec.outputs]
         return _BoundPackage(self._package(tensors), sources, targets)
 
-    def loose(self, arrays: Mapping[str, Array]) -> Loose:
-        device = where(self._device)
+    def from_arrays(self, arrays: Mapping[str, Array]) -> UncapturedTensors:
+        device = torch_device_name(self._device)
         return {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
 
-    def run_loose(self, values: Mapping[str, Any]) -> Loose:
+    def run_uncaptured(self, values: Mapping[str, Any]) -> UncapturedTensors:
         with torch.inference_mode(), float32_is_float32():
             results = self._package(values)([values[name] for name in self.spec.inputs])
         return dict(zip(self.spec.outputs, results, strict=True))
 
-    def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
+    def layouts(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
         return {name: (tuple(values[name].shape), numbered(values[name])) for name in names}
 
-    def array(self, value: Any) -> Array:
+    def to_array(self, value: Any) -> Array:
         array: Array = value.cpu().numpy()
         return array
 

@@ -1,7 +1,8 @@
 """Programs of ``torch.export``: their inputs and outputs, and their nodes, run piece by piece on a device.
 
-A piece is the nodes between two cuts. Tensors cross a cut; sizes that earlier nodes computed are read from the shapes
-of tensors that the piece takes, or computed again.
+A piece is the nodes between two cuts; cut 3 is before node 3. Tensors cross a cut; sizes that earlier nodes computed
+are read from the shapes of tensors that the piece takes, or computed again. *Fixed* nodes, whose values are the same in
+every run, are computed once and belong to no piece.
 """
 
 from __future__ import annotations
@@ -83,9 +84,10 @@ def read_program(path: Path) -> Any:
 
 
 class TorchProgram:
-    """A program on a device; *dtype*: the type that floats are converted to; None: they stay."""
+    """A program on a device."""
 
     def __init__(self, exported: Any, device: str, dtype: Any = None) -> None:
+        """exported: as ``read_program`` returns it. dtype: the type that floats are converted to; None: they stay."""
         self._exported = exported
         self.device, self.dtype = torch.device(device), dtype
         self.inputs, self.outputs = _inputs(exported), _outputs(exported)
@@ -96,6 +98,7 @@ class TorchProgram:
         nodes = [node for node in exported.graph.nodes if node.op in ("call_function", "get_attr")]
         nodes = [node for node in nodes if not _is_check(node)]
         self._fixed = _constant_nodes(nodes, {*self.weights, *self._constants})
+        """Name -> node whose value is the same in every run."""
         self.nodes: list[Node] = [node for node in nodes if node.name not in self._fixed]
         self._output_node = next(node for node in exported.graph.nodes if node.op == "output")
         self._position = {node.name: index for index, node in enumerate(self.nodes)}
@@ -114,31 +117,32 @@ class TorchProgram:
     @property
     def half(self) -> bool:
         """Whether most weights of the program have 16 bits."""
-        halves = [self._cast_to(weight).itemsize == 2 for weight in self.weights.values()]
-        return bool(2 * sum(halves) > len(halves))
+        are_half = [self._cast_to(weight).itemsize == 2 for weight in self.weights.values()]
+        return bool(2 * sum(are_half) > len(are_half))
 
     def cast(self, tensor: Any) -> Any:
         """Convert a tensor to the program's precision."""
         return tensor.to(self._cast_to(tensor))
 
     def _cast_to(self, tensor: Any) -> Any:
+        """The type of *tensor* in the program's precision."""
         return self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
 
     def spatial(self) -> frozenset[str]:
         """Names of the weights of two-dimensional convolutions, for which the layout in memory matters."""
-        users = [node for node in self.nodes if _operator_name(node) in _CONVOLUTIONS]
-        names = {node.args[1].name for node in users if isinstance(node.args[1], Node)}
+        convolutions = [node for node in self.nodes if _operator_name(node) in _CONVOLUTIONS]
+        names = {node.args[1].name for node in convolutions if isinstance(node.args[1], Node)}  # argument 1: the weight
         return frozenset(name for name in names & self.weights.keys() if self.weights[name].dim() == 4)
 
     def most_rows(self) -> int | None:
         """The largest number of rows that the program was exported for; None: any number."""
-        first = {tensor.shape[0] for tensor in self.inputs if tensor.shape}
+        row_sizes = {tensor.shape[0] for tensor in self.inputs if tensor.shape}
         limits = self._exported.range_constraints
-        uppers = [allowed.upper for name, allowed in limits.items() if str(name) in first]
+        uppers = [allowed.upper for name, allowed in limits.items() if str(name) in row_sizes]
         return min((int(upper) for upper in uppers if upper.is_finite and upper < UNBOUNDED), default=None)
 
     def hold(self, weights: Mapping[str, Any]) -> None:
-        """Use these weights from now on, and compute the nodes that depend on weights and constants alone, once."""
+        """Use these weights (node -> tensor) from now on, and compute the nodes that depend on them alone, once."""
         self._held = {**{name: _move(constant, self.device) for name, constant in self._constants.items()}, **weights}
         with torch.inference_mode():
             for node in self._fixed.values():
@@ -163,7 +167,7 @@ class TorchProgram:
         return ProgramPiece(_steps([*recomputed.values(), *nodes], kept_names), tuple(inputs), outputs, sizes, last)
 
     def _is_available(self, node: Node, start: int, end: int) -> bool:
-        """Whether a node's value need not be passed to the piece: it is constant, or computed from *start* to *end*."""
+        """Whether a value need not be passed to the piece from cut *start* to *end*: it is fixed, or computed there."""
         held = node.name in self._fixed or node.name in self.weights or node.name in self._constants
         return held or start <= self._position.get(node.name, -1) < end
 
@@ -193,7 +197,10 @@ class TorchProgram:
         recomputed[size.name] = size
 
     def _crossing_tensors(self, start: int, end: int) -> list[str]:
-        """Tensors that nodes from *start* to *end* compute and later nodes read; sizes are recovered from shapes."""
+        """Names of the tensors that the piece from cut *start* to *end* computes and later nodes read.
+
+        Sizes are left out, as they are recovered from shapes; ``NoCut`` if another kind of value crosses.
+        """
         crossing = []
         for node in self.nodes[start:end]:
             if _is_size(node) or self._last_use.get(node.name, -1) < end:
@@ -212,6 +219,7 @@ class TorchProgram:
         for index, node in enumerate(self.nodes):
             change[index + 1] += sizes_bytes.get(node.name, 0)
             change[max(index, self._last_use.get(node.name, index)) + 1] -= sizes_bytes.get(node.name, 0)
+        # Without the last sum, at which the program's outputs are freed.
         sums, last = list(accumulate(change))[:-1], len(self.nodes)
         return [
             crossing_bytes if cut in (0, last) or self._can_cut(cut) else None
@@ -226,13 +234,13 @@ class TorchProgram:
             self.piece(cut, len(self.nodes))
         except NoCut:
             return False
-        others = [node for node in self.nodes[:cut] if not _is_tensor(node) and not _is_size(node)]
-        return all(self._last_use.get(node.name, -1) < cut for node in others)
+        neither = [node for node in self.nodes[:cut] if not _is_tensor(node) and not _is_size(node)]
+        return all(self._last_use.get(node.name, -1) < cut for node in neither)
 
     # Running
 
     def run(self, piece: ProgramPiece, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a piece on these values; returns its outputs by name."""
+        """Run a piece on *values*, its inputs by name; returns its outputs by name."""
         env = {name: self.cast(values[name]) if name in self._inputs_by_node else values[name] for name in piece.inputs}
         env |= {name: env[source].shape[index] for name, (source, index) in piece.sizes.items()}
         for node, forget in piece.steps:
@@ -248,11 +256,12 @@ class TorchProgram:
         return env[name] if name in env else self._held[name]
 
     def _value(self, node: Node, env: Mapping[str, Any]) -> Any:
-        """Compute a node on the values in *env*, on the program's device and in its precision."""
+        """Compute a node on the values in *env* (by name), on the program's device and in its precision."""
         if node.op == "get_attr":
             return operator.attrgetter(node.target)(self._exported.graph_module)
 
         def leaf(value: Any) -> Any:
+            """An argument for this run: the value of a node; devices and types were stored at the export."""
             if isinstance(value, Node):
                 return self._value_of(value.name, env)
             if isinstance(value, torch.device):
@@ -273,17 +282,18 @@ class TorchProgram:
         for node in self.nodes:
             result = env[node.name] = self._value(node, env)
             read = [self._value_of(source.name, env) for source in node.all_input_nodes]
-            guesses_s.append(guess_s(sum(map(_bytes, (result, *read))), _products(node, result, read)))
-            if isinstance(result, torch.Tensor) and result.dim() == 4 and not result.is_contiguous():
-                channels_last |= {node.name} if result.is_contiguous(memory_format=torch.channels_last) else set()
+            guesses_s.append(guess_s(sum(map(_bytes, (result, *read))), _count_products(node, result, read)))
+            is_image = isinstance(result, torch.Tensor) and result.dim() == 4 and not result.is_contiguous()
+            if is_image and result.is_contiguous(memory_format=torch.channels_last):
+                channels_last.add(node.name)
         self.channels_last = frozenset(channels_last)
         return {node.name: _bytes(env[node.name]) for node in self.nodes}, guesses_s
 
 
 def _without_writing(exported: Any) -> Any:
     """Replace in-place operators by operators that return new tensors; ``ModelError`` if the program keeps state."""
-    calls = [node.target for node in exported.graph.nodes if node.op == "call_function"]
-    if any(getattr(call, "_schema", None) is not None and call._schema.is_mutable for call in calls):
+    operators = [node.target for node in exported.graph.nodes if node.op == "call_function"]
+    if any(getattr(call, "_schema", None) is not None and call._schema.is_mutable for call in operators):
         exported = exported.run_decompositions({})
     for spec in exported.graph_signature.output_specs:
         if spec.kind.name != "USER_OUTPUT":
@@ -320,7 +330,7 @@ def _outputs(exported: Any) -> tuple[ProgramTensor, ...]:
     taken_names = {named.name for named in exported.graph.nodes}
     outputs = []
     for name, node in zip(_output_names(exported, len(output_node.args[0])), output_node.args[0], strict=True):
-        while name in taken_names and name != output_node.name:
+        while name in taken_names and name != output_node.name:  # values are found by name, so names are unique
             name += "_"
         taken_names.add(name)
         if not isinstance(node, Node):
@@ -332,14 +342,14 @@ def _outputs(exported: Any) -> tuple[ProgramTensor, ...]:
 def _output_names(exported: Any, count: int) -> list[str]:
     """The keys of the mapping that the program returns; else ``output``, or ``output_0`` and so on."""
     spec = exported.call_spec.out_spec
-    tree = tree_unflatten(list(range(count)), spec) if spec is not None else None
+    tree = tree_unflatten(list(range(count)), spec) if spec is not None else None  # key -> number of the output
     if isinstance(tree, Mapping) and all(isinstance(position, int) for position in tree.values()):
         return [str(key) for key, _ in sorted(tree.items(), key=lambda item: item[1])]
     return ["output"] if count == 1 else [f"output_{index}" for index in range(count)]
 
 
 def _weights(exported: Any) -> dict[str, Any]:
-    """Parameters and buffers; a tensor with several names occurs once."""
+    """Node -> parameter or buffer; a tensor with several names occurs once."""
     signature = exported.graph_signature
     sources = {**exported.constants, **exported.state_dict}
     kinds = ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")
@@ -348,7 +358,7 @@ def _weights(exported: Any) -> dict[str, Any]:
 
 
 def _constants(exported: Any) -> dict[str, Any]:
-    """Arguments that are not tensors, with their values at the export."""
+    """Arguments that are not tensors: node -> value at the export; ``ModelError`` for objects of classes of its own."""
     constants = {}
     for spec in exported.graph_signature.input_specs:
         if spec.kind.name == "USER_INPUT" and hasattr(spec.arg, "value"):
@@ -404,13 +414,13 @@ def _bytes(value: Any) -> int:
     return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else 0
 
 
-def _products(node: Node, result: Any, read: Sequence[Any]) -> float:
-    """Multiplications of a node: output elements times the terms that are summed for each."""
+def _count_products(node: Node, result: Any, read: Sequence[Any]) -> float:
+    """Multiplications of a node: elements of its *result* times the terms summed for each; *read*: its inputs."""
     called, tensors = _operator_name(node), [value for value in read if isinstance(value, torch.Tensor)]
     if not isinstance(result, torch.Tensor) or len(tensors) < 2:
         return 0.0
     if called in _CONVOLUTIONS:
-        return float(result.numel() * tensors[1][0].numel())
+        return float(result.numel() * tensors[1][0].numel())  # the weight is [out, in, ...]
     if called in ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "scaled_dot_product_attention"):
         terms = max(tensor.shape[-1] for tensor in tensors)
         return float(result.numel() * terms)

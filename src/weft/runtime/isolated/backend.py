@@ -107,7 +107,7 @@ class IsolatingBackend(BackendDefaults):
     """Opens models in this process, or where their options name a group, in the workers of that group."""
 
     isolates = True
-    kept_as: str | None = None
+    cache_name: str | None = None
     """The name of the part of the cache that its groups share; None: every group has a part of its own."""
 
     def __init__(self, inner: CpuBackend, limits: WorkerLimits | None = None, engine: str = CPU) -> None:
@@ -124,7 +124,7 @@ class IsolatingBackend(BackendDefaults):
         self._carrier = ThreadPoolExecutor(1, "carrier")  # a thread pool that copies large tensors of steps and reports
         self._socket_reader: SocketReader | None = None
         self._numbers = itertools.count(1)
-        # Guards _groups, _users and _past: models are opened and closed on several threads.
+        # Guards _groups, _model_counts and _past_counts: models are opened and closed on several threads.
         self._lock = threading.Lock()
         self._groups: dict[str, WorkerGroup] = {}
         self._model_counts: dict[WorkerGroup, int] = {}
@@ -200,7 +200,7 @@ class IsolatingBackend(BackendDefaults):
                 resources = GroupResources(
                     self.now, self._spawner, self._template, self._carrier, self._kill_timer.watch
                 )
-                group = self._groups[name] = WorkerGroup(name, self.limits, resources, cache, self.kept_as)
+                group = self._groups[name] = WorkerGroup(name, self.limits, resources, cache, self.cache_name)
             self._model_counts[group] = self._model_counts.get(group, 0) + 1
             return group
 

@@ -59,7 +59,7 @@ class Confinement:
 
 @dataclass(slots=True)
 class Outcome:
-    """Which restrictions are in force, and which the system refused."""
+    """Which restrictions are in force, and which the system refused, in words."""
 
     done: list[str] = field(default_factory=list)
     lacking: list[str] = field(default_factory=list)
@@ -125,9 +125,9 @@ def _raise_oom_score() -> None:
 
 
 def _set_limit(kind: int, most: int) -> None:
-    """Lower a resource limit to *most*, or to the present hard limit if that is lower."""
-    _, hard = resource.getrlimit(kind)
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    """Lower a resource limit (*kind*: ``resource.RLIMIT_...``) to *most*, or to its hard limit if that is lower."""
+    _, hard_limit = resource.getrlimit(kind)
+    most = most if hard_limit == resource.RLIM_INFINITY else min(most, hard_limit)
     resource.setrlimit(kind, (most, most))
 
 
@@ -165,7 +165,7 @@ def _restrict_files(readable: Iterable[str], writable: Iterable[str], programs: 
     rights = (1 << _RIGHTS.get(version, 16)) - 1
     # 0b11: binding and connecting of TCP; abstract sockets and signals.
     ruleset = _Ruleset(rights, 0b11 if version >= _NET_FROM else 0, 0b11 if version >= _SCOPES_FROM else 0)
-    size = 8 * (1 + (version >= _NET_FROM) + (version >= _SCOPES_FROM))  # bytes of the fields that it knows
+    size = 8 * (1 + (version >= _NET_FROM) + (version >= _SCOPES_FROM))  # bytes of the fields that this version knows
     rules = _check_result(libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(size), 0))
     try:
         for path in (*readable, *python_files(), *LIBRARIES, *SYSTEM_FILES):
@@ -190,7 +190,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
     try:
         granted = rights if os.path.isdir(path) else rights & _FILE_RIGHTS
         rule = _PathRule(granted, file)
-        _check_result(_libc().syscall(_ADD_RULE, rules, 1, ctypes.byref(rule), 0))
+        _check_result(_libc().syscall(_ADD_RULE, rules, 1, ctypes.byref(rule), 0))  # 1: a rule about a path
     finally:
         os.close(file)
 

@@ -51,14 +51,14 @@ class CpuEngine:
     def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
         raise BadRequest("models on the CPU get their tensors from the server")
 
-    def rest(self, asked: Callable[[float], bool]) -> None:
+    def rest(self, wait_for_step: Callable[[float], bool]) -> None:
         """Free scratch memory that has not been needed for a while; return when a step comes, or little is left."""
         scratch = self._scratch
         if not scratch.is_large:
             return
         if scratch.is_due(idle=False):
             scratch.shrink()
-        while scratch.is_large and not asked(IDLE_S):
+        while scratch.is_large and not wait_for_step(IDLE_S):
             if scratch.is_due(idle=True):
                 scratch.shrink()
 

@@ -76,7 +76,7 @@ class GpuLane(IsolatingLane):
     def able(self) -> bool:
         """Whether the GPU's worker is alive, or was not needed yet."""
         group = self._backend.group
-        return group is None or group.able
+        return group is None or group.has_worker
 
 
 class DeviceBackend(IsolatingBackend):
@@ -91,26 +91,26 @@ class DeviceBackend(IsolatingBackend):
         memory_bytes: int | None = None,
         *,
         label: str | None = None,
-        kept_as: str | None = None,
+        cache_name: str | None = None,
         number: int | None = None,
         packager: Packager | None = None,
     ) -> None:
         """memory_bytes: how much of the device's memory all models may hold.
 
-        label: the device's name in metrics; differs from *device* if the settings name the device twice. kept_as: its
-        part of the cache. number: the device id in clients' shared-memory requests; None: clients cannot share its
-        memory. packager: compiles models; None: the device has no compiled engine.
+        label: the device's name in metrics; not *device* if the settings name the device twice. cache_name: the
+        part of the cache that its models use; None: its own. number: the device id in clients' shared-memory requests;
+        None: clients cannot share its memory. packager: compiles models; None: the device has no compiled engine.
         """
         # No spare: it would need the memory of the device for the same models.
         device_limits = dataclasses.replace(limits, spare=False, device_memory_bytes=memory_bytes)
         super().__init__(CpuBackend(), device_limits, device)
-        self.device, self.label, self.kept_as, self._packager = device, label or device, kept_as, packager
+        self.device, self.label, self.cache_name, self._packager = device, label or device, cache_name, packager
         self.default_engine = packager.default if packager is not None else ONNXRUNTIME
         self._kind = device.partition(":")[0]
         self.labels = (self.label,)
         self.region_devices = frozenset() if number is None else frozenset([number])
         self.inline, self.memory_bytes = False, memory_bytes
-        self._updater = ThreadPoolExecutor(1, "asker")  # a thread pool for calls that must not block the event loop
+        self._updater = ThreadPoolExecutor(1, "asker")  # updates ``_used_bytes``, which must not block the event loop
         self._updating, self._used_bytes = False, 0
         self._warned_uncut = False
 
@@ -140,7 +140,7 @@ class DeviceBackend(IsolatingBackend):
     def _with_engine(
         self, model: Any, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool
     ) -> LoadedModel:
-        """Replace *model*, which runs in ONNX Runtime, by the compiled model.
+        """Replace *model*, which runs in ONNX Runtime, by the compiled model; if that fails, return it with a remark.
 
         Without compiled code: compile it now if *learn* is true, else return *model*, to be learned later.
         """
@@ -151,7 +151,7 @@ class DeviceBackend(IsolatingBackend):
         except ModelError as error:
             model.remarks = (*model.remarks, f"not compiled: {error}")
             return cast(LoadedModel, model)
-        if folder is None:
+        if folder is None:  # the server learns later what is not marked as learned
             model.timing = dataclasses.replace(model.timing, learned=False)
             return cast(LoadedModel, model)
         compiled = super().open(path, dataclasses.replace(options, packages=str(folder)), cache, learn=False)
@@ -232,7 +232,9 @@ class SeveralDevices(BackendDefaults):
         self.labels, all_names = _labels(names), ",".join(names)
         self._numbers = numbers or [None] * len(names)
         self._backends = [
-            DeviceBackend(name, limits, memory_bytes, label=label, kept_as=all_names, number=number, packager=packager)
+            DeviceBackend(
+                name, limits, memory_bytes, label=label, cache_name=all_names, number=number, packager=packager
+            )
             for name, label, number, packager in zip(
                 names, self.labels, self._numbers, packagers or repeat(None, len(names)), strict=True
             )
@@ -376,8 +378,8 @@ class SpreadModel:
 
 def _labels(names: Sequence[str]) -> tuple[str, ...]:
     """Distinct labels for devices: ``cuda:0``, and if that name occurs again ``cuda:0#2``."""
-    earlier = [list(names[:index]).count(name) for index, name in enumerate(names)]
-    return tuple(f"{name}#{count + 1}" if count else name for name, count in zip(names, earlier, strict=True))
+    earlier_counts = [list(names[:index]).count(name) for index, name in enumerate(names)]
+    return tuple(f"{name}#{count + 1}" if count else name for name, count in zip(names, earlier_counts, strict=True))
 
 
 def _check_same_cuts(path: Path, labels: Sequence[str], models: Sequence[LoadedModel]) -> None:
@@ -385,5 +387,5 @@ def _check_same_cuts(path: Path, labels: Sequence[str], models: Sequence[LoadedM
     first, last = models[0], models[-1]
     if (first.segments, first.batching.max_batch, first.exits) != (last.segments, last.batching.max_batch, last.exits):
         raise ModelError(
-            f"{path}: comes out otherwise on {labels[len(models) - 1]} than on {labels[0]}; name devices of one kind"
+            f"{path}: is cut differently on {labels[len(models) - 1]} than on {labels[0]}; name devices of one kind"
         )

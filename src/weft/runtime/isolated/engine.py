@@ -48,10 +48,10 @@ class WorkerEngine(Protocol):
         """Map a region of a client's memory, from *file* if it has one; BadRequest where that is not possible."""
         ...
 
-    def rest(self, asked: Callable[[float], bool]) -> None:
-        """Free idle memory while no step comes.
+    def rest(self, wait_for_step: Callable[[float], bool]) -> None:
+        """Free idle memory until a step comes, or there is nothing to free.
 
-        asked: waits up to the given number of seconds for a step, and returns whether one has come.
+        wait_for_step: waits up to the given number of seconds for a step, and returns whether one has come.
         """
         ...
 

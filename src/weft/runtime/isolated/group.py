@@ -93,7 +93,7 @@ class KeptModel:
 
     file: ModelFile
     description: ModelDescription
-    rows: set[int]
+    prepared_rows: set[int]
     """Batch sizes that were prepared."""
     lost: str = ""
     """Why it can no longer be opened; empty if it can."""
@@ -105,9 +105,14 @@ class WorkerGroup:
     """The worker and the spare of one group of models: starts, replaces and closes them."""
 
     def __init__(
-        self, name: str, limits: WorkerLimits, resources: GroupResources, cache: Path | None, kept_as: str | None = None
+        self,
+        name: str,
+        limits: WorkerLimits,
+        resources: GroupResources,
+        cache: Path | None,
+        cache_name: str | None = None,
     ) -> None:
-        """kept_as: the name of the group's part of the cache; None: *name*."""
+        """cache: a folder; None: nothing is cached. cache_name: the name of the group's part of it; None: *name*."""
         self.name, self.limits, self._resources = name, limits, resources
         self.now = resources.now
         self.counts = WorkerCounts(0, 0)
@@ -124,7 +129,7 @@ class WorkerGroup:
         self._closed = threading.Event()
         self._building: set[WorkerProcess] = set()
         """Processes that are neither worker nor spare: being started, learning, or retiring."""
-        self.folder, self._temporary = own_folder(kept_as or name, cache)
+        self.folder, self._temporary = own_folder(cache_name or name, cache)
         self._scratch = _scratch_in(self.folder)
         self._shared_folders = _shared_in(cache, limits.shared_cache)
 
@@ -158,7 +163,7 @@ class WorkerGroup:
                 worker, description = self._open_with_retry(file)
             except WorkerDied as error:
                 raise ModelError(f"{file.path}: cannot be opened: {error}") from error
-            kept = KeptModel(file, description, set())
+            kept = KeptModel(file, description, prepared_rows=set())
             with self._lock:
                 self._kept[file.number] = kept
                 worker.opened.add(file.number)
@@ -179,7 +184,7 @@ class WorkerGroup:
 
     def prepare(self, kept: KeptModel, rows: int) -> None:
         """Prepare for batches of *rows* rows in all processes that have the model."""
-        kept.rows.add(rows)
+        kept.prepared_rows.add(rows)
         for process in self._processes():
             if kept.file.number in process.opened:
                 try:
@@ -206,7 +211,7 @@ class WorkerGroup:
         process.residency.remove(number)
 
     @property
-    def able(self) -> bool:
+    def has_worker(self) -> bool:
         """Whether the group has a living worker."""
         worker = self.worker
         return worker is not None and worker.alive
@@ -267,7 +272,7 @@ class WorkerGroup:
             self._abandon(process)
 
     def _learn(self, file: ModelFile) -> None:
-        """Cut, measure and cache a model in a process of its own."""
+        """Cut, measure and cache a model in a process of its own, with the calling thread's priority."""
         try:
             process = self._new_process([file.path])
             try:
@@ -385,8 +390,8 @@ class WorkerGroup:
             return
         reopened = self._call_open(process, kept.file, cached=description.timing.learned)
         if reopened.segments != description.segments or reopened.outputs != description.outputs:
-            kept.lost = "it came out otherwise when its worker was started again; load it again"
-        for rows in sorted(kept.rows) if not kept.lost else ():
+            kept.lost = "it has other segments or outputs since its worker was started again; load it again"
+        for rows in sorted(kept.prepared_rows) if not kept.lost else ():
             process.call("prepare", number, rows)
         kept.failures = 0
         with self._lock:
@@ -406,8 +411,8 @@ class WorkerGroup:
             process.residency.add(file.number, description.residency.moving_bytes, description.residency.memory_bytes)
             return description
         except ValidationError as error:
-            process.kill("it told of a model that cannot be")
-            raise ModelError(f"{file.path}: what its worker tells of it cannot be") from error
+            process.kill("it sent an impossible description of a model")
+            raise ModelError(f"{file.path}: its worker sent an impossible description of it") from error
 
     # Deaths
 
@@ -540,7 +545,7 @@ def _may_read(folders: Iterable[str], readable: frozenset[str]) -> bool:
 
 
 def own_folder(name: str, cache: Path | None) -> tuple[Path, bool]:
-    """A folder that no other group writes to, and whether it is temporary."""
+    """A folder for the group *name* that no other group writes to, in *cache* if possible; and if it is temporary."""
     if cache is not None:
         folder = cache.absolute() / f"worker-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
         try:

@@ -70,7 +70,7 @@ class StepReport(NamedTuple):
     """A lane's report of a step that has ended. It comes from a worker that may be compromised: check every field."""
 
     number: int
-    began: int  # in ns of a monotonic clock, as ``ended``
+    began: int  # when the step began, in ns of a monotonic clock, as ``ended``
     ended: int
     outputs: Any
     """For each part of the batch: the number of the values that the worker keeps, and the descriptions of answers."""
@@ -100,14 +100,17 @@ class LaneLine:
         """Held while reports are read, so that they are handled in order. Readers are the socket reader, the thread
         that waits for the end of a step, and the one that handles the worker's death."""
         self.handed_over: set[int] = set()
-        """Steps whose reports are being read on another thread; later reports wait behind them."""
-        self._slots, self._kept_bytes, self._sent = slots, kept_bytes, 0
+        """Numbers of steps whose reports are being read on another thread; later reports wait behind them."""
+        self._slots, self._kept_bytes, self._sent = slots, kept_bytes, 0  # sent: the number of steps
         self._outward: dict[int, packets.TensorMemory] = {}
-        """Slot -> memory for the tensors of steps; ``_inward``: for those of reports."""
+        """Slot -> memory for the tensors of steps; ``_inward``: slot + 1 -> for those of reports."""
         self._inward: dict[int, packets.TensorMemory] = {}
 
     def send(self, head: list[Any], layout: TensorLayout, lent: Sequence[int] = ()) -> None:
-        """Send a step. Large tensors go into shared memory; its file, if it is new, is sent before the files *lent*."""
+        """Send a step: *head*, completed by slot and number of files to a ``StepMessage``, and its tensors.
+
+        Large tensors go into shared memory; its file, if new, is sent before the files *lent* of clients' regions.
+        """
         slot = self._sent % self._slots
         self._sent += 1
         if layout.size <= packets.INLINE_BYTES:
@@ -136,32 +139,32 @@ class LaneLine:
         """The next report, without waiting: BlockingIOError if there is none, EOFError if the worker is gone."""
         head, tensors, files = self.line.receive(wait=False)
         try:
-            kind, number, began, ended, outputs, shared, problem = head
-            if kind == "over" and not (shared or files):
-                return StepReport(number, began, ended, outputs, problem, tensors, 0)
-            if kind != "over" or len(files) > 1 or shared not in range(1, self._slots + 1):
-                raise Garbled(f"{kind!r} with {len(files)} files is nothing a lane says")
-            return StepReport(
-                number, began, ended, outputs, problem, self._reply_memory(shared, files), _decoding_cost(outputs)
-            )
+            # place: 0 if the tensors are in the packet, else in the shared memory of slot place - 1.
+            kind, number, began, ended, outputs, place, problem = head
+            if kind == "over" and not (place or files):
+                return StepReport(number, began, ended, outputs, problem, source=tensors, weight=0)
+            if kind != "over" or len(files) > 1 or place not in range(1, self._slots + 1):
+                raise Garbled(f"{kind!r} with {len(files)} files is no message of a lane")
+            source, weight = self._reply_memory(place, files), _decoding_cost(outputs)
+            return StepReport(number, began, ended, outputs, problem, source, weight)
         finally:
             if files:
                 packets.close_all(files)  # the files that no report took over
 
-    def _reply_memory(self, slot: int, files: list[int]) -> Any:
-        """The shared memory of *slot*, counted from 1; its file came with the report if the memory is new."""
+    def _reply_memory(self, place: int, files: list[int]) -> Any:
+        """The shared memory of slot *place* - 1; its file came with the report if the memory is new."""
         if files:
-            self._inward[slot] = packets.map_memory(files.pop())
-        memory = self._inward.get(slot)
+            self._inward[place] = packets.map_memory(files.pop())
+        memory = self._inward.get(place)
         if memory is None:
             raise Garbled("no memory was sent")
-        if memory.size > self._kept_bytes:
-            del self._inward[slot]
+        if memory.size > self._kept_bytes:  # the worker frees its end after the report, too
+            del self._inward[place]
         return memory.bytes
 
 
 def _decoding_cost(outputs: Any) -> int:
-    """The cost of reading the tensors of a report, in bytes of numbers."""
+    """The cost of reading the tensors of a report, in bytes of numbers; *outputs*: as in ``StepReport``."""
     tensors = [tensor for _, answers in outputs for tensor in answers]
     return int(sum(size * (TEXT_WEIGHT if kind == "BYTES" else 1) for _, kind, _, _, size in tensors))
 
@@ -194,14 +197,18 @@ class IsolatingLane(CpuLane):
         scratch: ScratchMemory | None = None,
         ahead: int = 0,
     ) -> None:
-        """ahead: how many steps its workers accept while they run one. socket_reader: reads the workers' reports."""
+        """now: the clock in ns. socket_reader: reads the workers' reports. core: its threads are pinned to it, if any.
+
+        ahead: how many steps its workers accept while they run one.
+        """
         super().__init__(index, now, core, scratch)
-        self.index, self.socket_reader, self.core, self.ahead, self.apart = index, socket_reader, core, ahead, ahead > 0
+        self.index, self.socket_reader, self.core = index, socket_reader, core
+        self.ahead, self.apart = ahead, ahead > 0  # only devices, which have memory of their own, queue steps
         self.kept_bytes = AHEAD_KEPT_BYTES if ahead else packets.KEPT_BYTES
         self.run: RunElsewhere | None = None
         """The last step that was sent to a worker."""
         self.carried: set[int] = set()
-        """Steps whose tensors are being copied on another thread; later steps wait behind them."""
+        """Numbers of steps whose tensors are being copied on another thread; later steps wait behind them."""
 
     def give_way(self) -> None:
         super().give_way()

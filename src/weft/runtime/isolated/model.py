@@ -40,7 +40,7 @@ class IsolatedModel:
     def __init__(
         self, group: WorkerGroup, kept: KeptModel, breaker: Breaker, closed: Callable[[IsolatedModel], None]
     ) -> None:
-        """closed: called when the model is closed."""
+        """kept: the model as the group has it. closed: called when the model is closed."""
         description, residency = kept.description, kept.description.residency
         self.group, self._kept, self._on_close = group, kept, closed
         self.number, self.breaker = kept.file.number, breaker
@@ -88,11 +88,12 @@ class IsolatedModel:
         return 1 if segment == 0 or self.batching.mergeable else len(step.parts)
 
     def check(self, segment: int, rows: int, outputs: Sequence[StepOutput]) -> None:
-        """Raise ``Garbled`` if a worker reports outputs that a segment cannot have for *rows* rows.
+        """Raise ``Garbled`` if a worker reports *outputs* that a segment cannot have for *rows* rows.
 
         Otherwise, at exits and at the end, count a success for the circuit breaker.
         """
         is_last, is_exit = segment == self._last_segment, segment in self._exit_outputs
+        # Name of each answer that is due -> its type, which the description does not have for exits.
         expected = self._output_types if is_last else {self._exit_outputs[segment]: None} if is_exit else {}
         for _, answers in outputs:
             if answers.keys() != expected.keys():

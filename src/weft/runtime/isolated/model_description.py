@@ -48,15 +48,15 @@ class ModelDescription(BaseModel):
         if {spec.datatype for spec in (*self.inputs, *self.outputs)} - DATATYPES.keys():
             raise ValueError("a tensor of no known type")
         if any(len(times) != len(self.segments) for times in timing.times_s.values()):
-            raise ValueError("times of other segments")
+            raise ValueError("times that are not one for each segment")
         if any(len(flags) != len(self.segments) for flags in (timing.steady, timing.foreseen)):
-            raise ValueError("other segments are steady than there are")
+            raise ValueError("flags that are not one for each segment")
         if self.exits and not exits:
-            raise ValueError("exits without a place to leave at")
+            raise ValueError("exits of which there is none")
         if any(not 0 <= spec.segment < len(self.segments) for spec in exits):
-            raise ValueError("an exit behind its segments")
+            raise ValueError("an exit after the last segment")
         if timing.warm_shapes is not None and timing.warm_shapes.keys() != {spec.name for spec in self.inputs}:
-            raise ValueError("shapes of other inputs")
+            raise ValueError("shapes that are not one for each input")
         return self
 
     @model_validator(mode="after")

@@ -75,12 +75,13 @@ class TensorMemory:
             self.bytes[offset : offset + piece.nbytes] = piece.reshape(-1).view(np.uint8)
 
 
-def create_memory(needed: int, kept_bytes: int = KEPT_BYTES) -> tuple[TensorMemory, int]:
-    """Create shared memory of at least *needed* bytes; returns it with its file, which the caller sends and closes.
+def create_memory(needed_bytes: int, kept_bytes: int = KEPT_BYTES) -> tuple[TensorMemory, int]:
+    """Create shared memory of at least *needed_bytes*; returns it with its file, which the caller sends and closes.
 
     Memory that will be kept for later steps (up to *kept_bytes*) is rounded up to a power of two, so that they fit.
     """
-    size = max(LEAST_BYTES, 1 << (needed - 1).bit_length()) if needed <= kept_bytes else needed
+    rounded_bytes = max(LEAST_BYTES, 1 << (needed_bytes - 1).bit_length())
+    size = rounded_bytes if needed_bytes <= kept_bytes else needed_bytes
     file = os.memfd_create("weft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(file, size)
@@ -120,8 +121,9 @@ class Line:
     """One end of a connection that preserves packet boundaries; any thread may send, only one at a time receive."""
 
     def __init__(self, end: socket.socket) -> None:
+        """end: a socket of the type SOCK_SEQPACKET."""
         self._socket = end
-        self._view = memoryview(bytearray(LARGEST_PACKET))
+        self._view = memoryview(bytearray(LARGEST_PACKET))  # of the received packet
         self._buffers = [self._view]
 
     @property
@@ -131,7 +133,7 @@ class Line:
     def send(self, head: Sequence[Any], pieces: Sequence[Any] = (), files: Sequence[int] = (), *, wait: bool) -> None:
         """Send a packet; OSError if the other side is gone, or without *wait* if its buffer is full.
 
-        pieces: bytes of tensors, in order. files: descriptors that the other side gets copies of.
+        head: sent as JSON. pieces: bytes of tensors, in order. files: descriptors that the other side gets copies of.
         """
         text = orjson.dumps(head)
         packet = b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *pieces])
@@ -163,7 +165,7 @@ class Line:
         try:
             packet = self._view[:size]
             length = int.from_bytes(packet[:_LENGTH_BYTES], "little")
-            if length > LARGEST_HEAD:
+            if length > LARGEST_HEAD:  # ``_IN_FILE``, or malformed
                 packet, length = _packet_in_file(packet, length, files)
             head = orjson.loads(packet[_LENGTH_BYTES : _LENGTH_BYTES + length])
             if not isinstance(head, list):
@@ -224,7 +226,8 @@ class TensorLayout:
 
     def __init__(self) -> None:
         self.pieces: list[tuple[int, Any]] = []
-        self.size = 0
+        """Offset and contiguous array of each tensor."""
+        self.size = 0  # end of the last tensor, in bytes
         self.lenders: list[Lender] = []
         """The regions of lent tensors, whose bytes are not in the packet."""
 
@@ -303,7 +306,7 @@ def _encode_texts(values: Array) -> Array:
 
 def _decode_texts(data: bytes, count: int) -> list[bytes]:
     """The inverse of ``_encode_texts`` for *count* texts; ValueError if the lengths do not fit."""
-    if len(data) < 4 * count:
+    if len(data) < 4 * count:  # a length has 4 bytes
         raise ValueError(f"{count} texts in {len(data)} bytes")
     lengths = np.frombuffer(data, np.uint32, count).tolist() if count else []
     if 4 * count + sum(lengths) != len(data):

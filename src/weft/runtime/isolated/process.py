@@ -1,4 +1,4 @@
-"""The server's side of one worker: the process, its lines, what runs there, and its death.
+"""The server's side of one worker: the process, its connections (lines), its steps and calls, and its death.
 
 Steps are sent on the thread that starts them; the lanes' ``SocketReader`` reads their reports. Another thread reads
 everything else and waits for the process to exit. A worker that sends malformed packets, or accepts no more work, is
@@ -55,7 +55,7 @@ UNBOUNDED_BYTES = 1 << 62
 """The memory budget of a device for which no limit is set."""
 
 PARTS_BITS = 20
-"""Number of kept values: the number of their step, shifted by these bits, plus the index of their part in the batch."""
+"""Kept values have the number of their step, shifted left by these bits, plus the index of their part in the batch."""
 
 LOOK_S = 0.01
 """Seconds between checks by a thread that waits for a step's end, as another thread may read the report."""
@@ -90,6 +90,7 @@ class HeldValues:
     __slots__ = ("model", "number", "worker")
 
     def __init__(self, worker: WorkerProcess, number: int, model: int) -> None:
+        """number: under which the worker keeps them. model: the number of their model."""
         self.worker, self.number, self.model = worker, number, model
         worker.residency.begin(model)
 
@@ -105,7 +106,8 @@ class WorkerRun:
     """A step that was sent to a worker; its ``StepEnd`` is passed to the callback *ended*."""
 
     __slots__ = (
-        "_ended", "began", "keep", "lane", "leaving", "model", "moves", "number", "onward", "over", "step", "worker",
+        "_ended", "began", "evicted", "first_number", "is_movable", "lane", "model", "number", "onward", "over", "step",
+        "worker",
     )  # fmt: skip
     error: Exception | None = None  # known only at its end
 
@@ -114,20 +116,20 @@ class WorkerRun:
     ) -> None:
         self.worker, self.number, self.lane, self.model, self.step = worker, number, lane, model, step
         self._ended: Ended | None = ended
-        self.began = worker.now()
+        self.began = worker.now()  # when it was sent, in ns
         self.over = False
         """Whether its end was passed to the callback."""
-        self.leaving: list[int] | None = None
+        self.evicted: list[int] | None = None
         """Models that are evicted from the device before the step, to bring back its model; None if that was there."""
-        self.moves = model.number in worker.residency.movable
+        self.is_movable = model.number in worker.residency.movable
         """Whether its model may be evicted from a device."""
-        if self.moves:
+        if self.is_movable:
             worker.residency.begin(model.number)
-        self.keep = number << PARTS_BITS
+        self.first_number = number << PARTS_BITS
         """The first of the numbers under which the worker keeps the values of the step, one for each part."""
         self.onward: list[StepOutput] | None = None  # see ``StartedStep``
         if lane.ahead:
-            promised = range(self.keep, self.keep + model.onward(step))
+            promised = range(self.first_number, self.first_number + model.onward(step))
             self.onward = [StepOutput(HeldValues(worker, number, model.number), {}) for number in promised] or None
 
     def stop(self) -> None:
@@ -135,6 +137,7 @@ class WorkerRun:
             self.worker.halt(self)
 
     def give_way(self) -> None:
+        """Lower the priority of the worker's thread that runs the step."""
         if not self.over:
             self.worker.notify(["give_way", self.number])
 
@@ -152,12 +155,12 @@ class WorkerRun:
         if callback is None:
             return
         self.step, self.onward = _NO_STEP, None  # the callback may free its values
-        if self.moves:
+        if self.is_movable:
             self.worker.residency.end(self.model.number)
         try:
             callback(end)
         except Exception:
-            log.exception("the end of a step could not be told")
+            log.exception("the end of a step could not be reported")
         self.over = True
 
     def await_end(self, patience_s: float | None) -> bool:
@@ -165,6 +168,7 @@ class WorkerRun:
         return self.over or self.worker.listen_until(self, patience_s)
 
     def fail(self, error: Exception) -> None:
+        """End the step with an error."""
         self.end(StepEnd(self.began, max(self.began, self.worker.now()), error=error))
 
 
@@ -204,16 +208,18 @@ class WorkerProcess:
         # Guards _runs, _calls and death: a step or call is either registered before the death, and failed by it, or
         # sees the death. Steps start on any thread, their ends are read on another.
         self._lock = threading.Lock()
-        self._keys = itertools.count(1)
+        self._keys = itertools.count(1)  # numbers of steps and calls
         self._runs: dict[int, WorkerRun] = {}
         self._calls: dict[int, Future[Any]] = {}
         self._lanes: dict[int, LaneLine] = {}
         self._freed: deque[int] = deque()
+        """Numbers of kept values that the worker has to be told to free."""
         self._lent: set[int] = set()
         """Numbers of the clients' regions that the worker has open."""
         self._hello: Future[None] = Future()  # done when the worker has reported that it is ready
-        self._closing, self._why = False, ""
+        self._closing, self._why = False, ""  # why: the reason for which it is being killed
         self._blamed: WorkerRun | None = None
+        """The step that is that reason, if one is."""
         self._idle: threading.Event | None = None
         """Set when no step runs any more; the thread that drains the worker waits for it."""
         self._line, worker_end = packets.pair()
@@ -276,13 +282,14 @@ class WorkerProcess:
         return run
 
     def _send_on_carrier(self, run: WorkerRun, parts: list[Any], layout: TensorLayout) -> None:
+        """Send a step on the carrier thread, which copies its large tensors; as ``_send``."""
         try:
             self._send(run, parts, layout)
         finally:
             run.lane.carried.discard(run.number)
 
     def _send(self, run: WorkerRun, parts: list[Any], layout: TensorLayout) -> None:
-        """Send a step with its values (``_describe_parts``); errors end the step, or kill the worker."""
+        """Send a step, whose errors end it or kill the worker; *parts*, *layout*: as ``_describe_parts`` returns."""
         shared = layout.size > packets.INLINE_BYTES
         step, model = run.step, run.model.number
         lenders = self._unopened_regions(layout.lenders) if layout.lenders else ()
@@ -290,12 +297,12 @@ class WorkerProcess:
         files = [lender.file for lender in lenders if lender.file is not None] if lenders else ()
         freed: Sequence[int] = ()
         try:
-            if run.moves:
-                run.leaving = self.residency.bring(model, begins=step.segment == 0, lane=run.lane.index)
+            if run.is_movable:
+                run.evicted = self.residency.make_room_for(model, begins=step.segment == 0, lane=run.lane.index)
             freed = self._pop_freed() if self._freed else ()
-            # ``WorkerLane._run`` unpacks the head.
+            # As ``StepMessage`` names them.
             head = ["run", run.number, model, step.segment, parts, step.rows, shared, freed]
-            head += (run.keep, run.onward is not None, terms, run.leaving)
+            head += (run.first_number, run.onward is not None, terms, run.evicted)
             self._lane_line(run.lane).send(head, layout, files)
             if lenders:
                 self.lend(lenders)
@@ -305,8 +312,8 @@ class WorkerProcess:
             if not self.death:
                 self.kill(f"it takes no more work: {error}")
         except Exception as error:  # a step that was not sent will not end by itself
-            if run.leaving is not None:
-                self.residency.unsent(run.model.number, run.leaving)
+            if run.evicted is not None:
+                self.residency.unsent(run.model.number, run.evicted)
             self._freed.extend(freed)
             if self._remove_run(run.number):
                 run.fail(error)
@@ -333,7 +340,7 @@ class WorkerProcess:
         return True
 
     def lend(self, lenders: Sequence[Lender]) -> None:
-        """Record the regions of *lenders* as open in the worker, which closes a region when its lender is freed."""
+        """Record the regions of *lenders* as open in the worker; a region is closed there when its lender is freed."""
         for lender in lenders:
             if lender.terms.number in self._lent:
                 continue
@@ -357,7 +364,7 @@ class WorkerProcess:
             except BaseException:
                 line.close()
                 raise
-            slots = 1 + MOST_AHEAD if lane.ahead else 1
+            slots = 1 + MOST_AHEAD if lane.ahead else 1  # steps that may be under way
             connection = self._lanes[lane.index] = LaneLine(line, lane.socket_reader, slots, lane.kept_bytes)
             lane.socket_reader.add(line, partial(self._read_report, connection))
             if self.death:  # _handle_death ran before this line was in _lanes
@@ -383,7 +390,7 @@ class WorkerProcess:
     def _pop_freed(self) -> Sequence[int]:
         """Remove and return the numbers of the values to free; other threads may append meanwhile."""
         numbers = []
-        with contextlib.suppress(IndexError):
+        with contextlib.suppress(IndexError):  # the deque is empty
             while True:
                 numbers.append(self._freed.popleft())
         return numbers
@@ -455,7 +462,7 @@ class WorkerProcess:
     def _handle_death(self, code: int) -> None:
         """Fail all steps and calls of the dead worker, after notifying the group; *code*: the exit code."""
         for lane in list(self._lanes.values()):  # reports that the worker sent before its death still count
-            while self._wait_for_report(lane, 0.0):
+            while self._wait_for_report(lane, timeout_s=0.0):
                 pass
         with self._lock:
             self.death = "it was closed" if self._closing else self._why or ended_by(code)
@@ -483,22 +490,22 @@ class WorkerProcess:
         try:
             self._died(self, models)
         except Exception:
-            log.exception("the death of worker %d could not be told", self.pid)
+            log.exception("the death of worker %d could not be reported", self.pid)
 
     # Its reports
 
     def _handle_packet(self, packet: Packet) -> None:
         """Handle a packet of the worker's first connection; ``Garbled`` if it is not a message that a worker sends."""
         packets.close_all(packet.files)
-        kind, *rest = packet.head
+        kind, *arguments = packet.head
         if packet.files:
             raise Garbled(f"{len(packet.files)} files with {kind!r}")
         if kind == "reply":
-            self._handle_reply(*rest)
+            self._handle_reply(*arguments)
         elif kind == "hello":
-            self._handle_hello(*rest)
+            self._handle_hello(*arguments)
         else:
-            raise Garbled(f"{kind!r} is nothing a worker says")
+            raise Garbled(f"{kind!r} is no message of a worker")
 
     def listen_until(self, run: WorkerRun, patience_s: float | None) -> bool:
         """Read reports of a step's lane until the step has ended; False after a timeout."""
@@ -514,7 +521,7 @@ class WorkerProcess:
     def _wait_for_report(self, lane: LaneLine, timeout_s: float) -> bool:
         """Wait up to *timeout_s* seconds for a report of a lane and handle it; False if there was none."""
         file, poll = lane.line.file, select.poll()
-        if file < 0:
+        if file < 0:  # it is closed
             return False
         poll.register(file, select.POLLIN)
         return bool(poll.poll(timeout_s * 1e3)) and self._read_report(lane)
@@ -540,6 +547,7 @@ class WorkerProcess:
             return True
 
     def _finish_step_on_carrier(self, lane: LaneLine, report: StepReport) -> None:
+        """Handle a report on the carrier thread, which copies its large tensors; as ``_finish_step``."""
         try:
             self._finish_step(report)
         except Exception as error:
@@ -579,22 +587,23 @@ class WorkerProcess:
             began = min(max(run.began, int(began)), ended)
         if report.problem is not None:
             error = decode_error(report.problem)
-            if run.leaving is not None:
-                self.residency.failed(run.model.number, run.leaving)
+            if run.evicted is not None:
+                self.residency.failed(run.model.number, run.evicted)
             run.model.failed()
             return StepEnd(began, ended, error=error)
+        # Values that the next step may refer to already have a handle; number 0: the worker keeps no values.
         promised = {output.values.number: output.values for output in run.onward} if run.onward else {}
         outputs: list[StepOutput] = []
         for number, answers in report.outputs:
-            values = promised.get(number) or HeldValues(self, int(number), run.model.number) if number else {}
+            values = (promised.get(number) or HeldValues(self, int(number), run.model.number)) if number else {}
             outputs.append(StepOutput(values, packets.restore(answers, report.source, copied=True)))
         run.model.check(run.step.segment, run.step.rows, outputs)
-        if run.leaving is not None:
-            self.residency.came(run.model.number, run.leaving)
+        if run.evicted is not None:
+            self.residency.confirm(run.model.number, run.evicted)
         return StepEnd(began, ended, outputs)
 
     def _handle_reply(self, key: int, result: Any, problem: Any) -> None:
-        """Pass the reply of a call to the thread that waits for it."""
+        """Pass the reply of call *key* to the thread that waits for it; *problem*: its error as it is sent, or None."""
         with self._lock:
             future = self._calls.pop(key, None)
         if future is None:

@@ -22,10 +22,10 @@ CLAIM_S = 0.1
 
 
 class _Model(NamedTuple):
-    moving: int
-    """Bytes that are freed when the model is evicted."""
-    staying: int
-    """Bytes that the model always holds."""
+    moving_bytes: int
+    """Freed when the model is evicted."""
+    staying_bytes: int
+    """Always held."""
 
 
 class Residency:
@@ -46,19 +46,20 @@ class Residency:
         self._evicting_lane: dict[int, int] = {}
         """Model that is being evicted -> the lane of the step that evicts it."""
         self._under_way: Counter[int] = Counter()
+        """Model -> number of its steps that were sent, and of kept values of its batches."""
         self._claim, self._claimed_until_s = 0, 0.0
         """The model that waits for room, and when its claim expires."""
         self.returns = 0
         """How often a model was brought back, for the metrics."""
 
-    def add(self, number: int, moving: int, staying: int) -> None:
-        """Add a model that was just opened; if it can be evicted, it has been.
+    def add(self, number: int, moving_bytes: int, staying_bytes: int) -> None:
+        """Add a model that was just opened; if it can be evicted, its worker evicted it already.
 
-        moving: bytes that an eviction frees; 0: it is never evicted. staying: bytes that it always holds.
+        moving_bytes: what an eviction frees; 0: it is never evicted. staying_bytes: what it always holds.
         """
         with self._lock:
-            self._models[number] = _Model(moving, staying)
-            if moving:
+            self._models[number] = _Model(moving_bytes, staying_bytes)
+            if moving_bytes:
                 self.movable.add(number)
 
     def remove(self, number: int) -> None:
@@ -75,7 +76,7 @@ class Residency:
         return number not in self.movable or number in self._resident
 
     def begin(self, number: int) -> None:
-        """Count a step that was sent, or values of a batch that are kept: the model cannot be evicted."""
+        """Count a step that was sent, or kept values of a batch: until ``end``, the model cannot be evicted."""
         if number in self.movable:
             with self._lock:
                 self._under_way[number] += 1
@@ -86,7 +87,7 @@ class Residency:
             with self._lock:
                 self._under_way[number] -= 1
 
-    def bring(self, number: int, *, begins: bool = True, lane: int = 0) -> list[int] | None:
+    def make_room_for(self, number: int, *, begins: bool = True, lane: int = 0) -> list[int] | None:
         """Choose the models to evict before a step of model *number* on *lane*, and record that the model returns.
 
         Returns None if the model is in memory. begins: the step is the first of its batch. Raises ``WorkerDied`` with
@@ -99,15 +100,15 @@ class Residency:
                 return self._mark_used(number, begins)
             if self._evicting_lane.get(number, lane) != lane:
                 raise WorkerDied("it is just leaving the device's memory", again_s=AGAIN_S)
-            moving = self._models[number].moving
-            room = self._most_bytes - sum(model.staying for model in self._models.values())
-            if moving > room:
+            moving_bytes = self._models[number].moving_bytes
+            room_bytes = self._most_bytes - sum(model.staying_bytes for model in self._models.values())
+            if moving_bytes > room_bytes:
                 raise Failed(
-                    f"it needs {moving >> 20} MiB of the device's memory, and {max(0, room) >> 20} are left beside "
-                    "what models always hold; raise device_memory_bytes, or serve fewer models"
+                    f"it needs {moving_bytes >> 20} MiB of the device's memory, and {max(0, room_bytes) >> 20} are "
+                    "left beside what models always hold; raise device_memory_bytes, or serve fewer models"
                 )
-            lacking = moving - room + sum(self._models[other].moving for other in self._resident)
-            evicted = self._choose_evicted(number, lacking)
+            resident_bytes = sum(self._models[other].moving_bytes for other in self._resident)
+            evicted = self._choose_evicted(number, resident_bytes + moving_bytes - room_bytes)
             for other in evicted:
                 del self._resident[other]
                 self._unconfirmed.discard(other)
@@ -117,29 +118,29 @@ class Residency:
             return evicted
 
     def _mark_used(self, number: int, begins: bool) -> list[int] | None:
-        """Mark a model that is in memory as the most recently used; returns and raises as ``bring``."""
+        """Mark a model that is in memory as the most recently used; returns and raises as ``make_room_for``."""
         if number not in self._resident:
             return None
         if begins and self._claim != number and time.monotonic() < self._claimed_until_s:
             raise WorkerDied("it gives way to a model that waits for the device's memory", again_s=AGAIN_S)
         self._resident.move_to_end(number)
-        return [] if number in self._unconfirmed else None
+        return [] if number in self._unconfirmed else None  # []: bring it back again, and evict nothing
 
-    def _choose_evicted(self, number: int, lacking: int) -> list[int]:
-        """Choose least recently used models to evict for *lacking* bytes.
+    def _choose_evicted(self, number: int, lacking_bytes: int) -> list[int]:
+        """Choose least recently used models to evict for model *number*, so that *lacking_bytes* are freed.
 
         If all others are being computed, the first model that lacks room claims it: other models start no new steps
         until it has run, or the claim expires. Raises ``WorkerDied`` with the time of a retry.
         """
         evicted: list[int] = []
         for other in self._resident:
-            if lacking <= 0:
+            if lacking_bytes <= 0:
                 break
             if not self._under_way[other]:
                 evicted.append(other)
-                lacking -= self._models[other].moving
+                lacking_bytes -= self._models[other].moving_bytes
         now_s, has_claim = time.monotonic(), self._claim == number
-        if lacking > 0:
+        if lacking_bytes > 0:
             if has_claim or now_s >= self._claimed_until_s:
                 self._claim, self._claimed_until_s = number, now_s + CLAIM_S
             raise WorkerDied("the device's memory is full of models that are being computed", again_s=AGAIN_S)
@@ -148,12 +149,12 @@ class Residency:
         return evicted
 
     def _forget_lanes(self, evicted: Sequence[int]) -> None:
-        """Record that the *evicted* models have left the memory: they may return on any lane."""
+        """Record that the step that evicted these models has ended: they may return on any lane."""
         for other in evicted:
             self._evicting_lane.pop(other, None)
 
     def unsent(self, number: int, evicted: list[int]) -> None:
-        """Undo ``bring`` for a step that could not be sent."""
+        """Undo ``make_room_for`` for a step that could not be sent."""
         with self._lock:
             self._forget_lanes(evicted)
             if number not in self._unconfirmed:  # such a model was counted as in memory before
@@ -163,14 +164,17 @@ class Residency:
                     self._resident[other] = None
                     self._resident.move_to_end(other, last=False)
 
-    def came(self, number: int, evicted: Sequence[int] = ()) -> None:
-        """Confirm that model *number* is in memory, and the *evicted* models are not: their step was computed."""
+    def confirm(self, number: int, evicted: Sequence[int] = ()) -> None:
+        """Record that a step was computed that brought model *number* back and evicted the others."""
         with self._lock:
             self._forget_lanes(evicted)
             self._unconfirmed.discard(number)
 
     def failed(self, number: int, evicted: Sequence[int] = ()) -> None:
-        """Record that a step with evictions failed: the model counts as in memory; its next step brings it back."""
+        """Record that the step failed that should have brought model *number* back and evicted the others.
+
+        The model still counts as in memory, and its next step brings it back again, which does no harm if it is there.
+        """
         with self._lock:
             self._forget_lanes(evicted)
             if number in self._resident:

@@ -96,37 +96,39 @@ class ModelWorker:
 
     def _handle_packet(self, packet: Packet) -> None:
         """Handle a message of the server; calls, which take long, are answered on other threads."""
-        kind, *rest = packet.head
+        kind, *arguments = packet.head
         if kind == "halt":
-            for lane in list(self._lanes.values()):
-                lane.halt(*rest)
+            for lane in list(self._lanes.values()):  # only the lane that has the step reacts
+                lane.halt(*arguments)
         elif kind == "give_way":
             for lane in list(self._lanes.values()):
-                lane.give_way(*rest)
+                lane.give_way(*arguments)
         elif kind == "free":
-            self.free(*rest)
+            self.free(*arguments)
         elif kind == "take_back":
-            self._close_region(*rest)
+            self._close_region(*arguments)
         elif kind == "lane":
-            self._accept_lane(*rest, file=packet.files[0])
+            self._accept_lane(*arguments, file=packet.files[0])
         elif kind == "call":
+            _, method, _ = arguments  # as ``_answer_call`` takes them
             # Two thread pools: a client waits for writes, and they must not queue behind the opening of a model.
-            pool = self._write_pool if rest[1] == "write" else self._call_pool
-            pool.submit(self._answer_call, *rest)
+            pool = self._write_pool if method == "write" else self._call_pool
+            pool.submit(self._answer_call, *arguments)
         elif kind == "bye":
             os._exit(0)
 
     def _accept_lane(self, index: int, core: int | None, *, file: int) -> None:
+        """Serve lane number *index* on the connection *file*, on a thread that is pinned to *core*, if any."""
         self._lanes[index] = WorkerLane(self, index, Line(socket.socket(fileno=file)), core)
         self._lanes[index].begin()
 
     def free(self, numbers: list[int]) -> None:
-        """Free the values of these numbers."""
+        """Free the kept values of these numbers."""
         for number in numbers:
             self.values.pop(number, None)
 
     def kept(self, number: int) -> Any:
-        """The values of this number; raises the error of the step that should have produced them."""
+        """The kept values of this number; raises the error of the step that should have produced them."""
         values = self.values[number]
         if isinstance(values, Exception):
             raise values
@@ -152,7 +154,7 @@ class ModelWorker:
             if region is not None:
                 region.close()
         except Exception:
-            log.exception("a region of a client's could not be given back")
+            log.exception("a region of a client could not be closed")
 
     # Calls
 
@@ -175,17 +177,17 @@ class ModelWorker:
             self.line.send(["reply", key, None, encode_error(error)], wait=True)
 
     def _write(self, terms: list[Any], offset: int, data: str) -> None:
-        """Write Base64-encoded bytes into a region of a GPU's memory."""
+        """Write Base64-encoded *data* at *offset* of a region of a GPU's memory; *terms*: its ``LendingTerms``."""
         region = LendingTerms(*terms)
         self.borrow(region, None)
         self.regions[region.number].write(b64decode(data), offset)
 
     def _open(self, number: int, path: str, options: dict[str, Any], cache: str, learn: bool) -> str:
-        """Open a model, with the folder *cache* unless that is empty; returns its description as JSON.
+        """Open a model under a *number* that the server chose; returns its description as JSON.
 
-        Raises ``NotLearned`` if the cache does not have the model and *learn* is false.
+        cache: path of a folder; empty: none. learn: False: ``NotLearned`` if the cache does not have the model.
         """
-        shapes = {name: tuple(shape) for name, shape in options["shapes"].items()}
+        shapes = {name: tuple(shape) for name, shape in options["shapes"].items()}  # JSON has no tuples
         load_options = LoadOptions(**{**options, "shapes": shapes, "exits": tuple(options["exits"])})
         self.models[number] = model = self.engine.open(
             Path(path), load_options, Path(cache) if cache else None, learn=learn
@@ -217,7 +219,10 @@ def main() -> None:
 
 
 def _fork_worker(line: Line, packet: Packet, engine: str) -> int:
-    """Fork a worker; return its process number. A process in between exits at once, so that the server inherits it."""
+    """Fork a worker as *packet* asks; return its process number.
+
+    A process in between forks the worker and exits at once, so that the server inherits the worker.
+    """
     read_end, write_end = os.pipe()
     between = os.fork()
     if not between:
@@ -228,7 +233,7 @@ def _fork_worker(line: Line, packet: Packet, engine: str) -> int:
         os.close(read_end)
         os.close(write_end)
         line.close()
-        _become_worker(packet.files[0], engine, *packet.head)
+        _become_worker(packet.files[0], engine, *packet.head)  # never returns
     os.close(write_end)
     try:
         os.waitpid(between, 0)
@@ -238,7 +243,10 @@ def _fork_worker(line: Line, packet: Packet, engine: str) -> int:
 
 
 def _become_worker(file: int, engine: str, confinement_fields: dict[str, Any], scratch: str) -> None:
-    """Serve as a worker in a new POSIX session; never returns. *confinement_fields*: of its ``Confinement``."""
+    """Serve as a worker in a new POSIX session, on the connection *file*; never returns.
+
+    confinement_fields: of its ``Confinement``. scratch: path of its temporary folder.
+    """
     code = 1
     try:
         os.setsid()

@@ -33,16 +33,44 @@ class LaneHost(Protocol):
     regions: dict[int, Borrowed]
 
     def free(self, numbers: list[int]) -> None:
-        """Free the values of these numbers."""
+        """Free the kept values of these numbers."""
         ...
 
     def kept(self, number: int) -> Any:
-        """The values of this number."""
+        """The kept values of this number; raises the error of the step that should have left them."""
         ...
 
     def borrow(self, terms: LendingTerms, file: int | None) -> None:
         """Open a region that steps have tensors in; takes over *file*."""
         ...
+
+
+class StepMessage(NamedTuple):
+    """The head of a packet that asks for a step; ``WorkerProcess._send`` and ``LaneLine.send`` make it."""
+
+    kind: str  # "run"
+    run: int  # number of the step
+    model: int  # number of its model
+    segment: int
+    parts: list[Any]
+    """The parts of the batch (``_batch_parts``)."""
+    rows: int  # of all parts together
+    shared: bool
+    """Whether tensors are in the shared memory of the slot, and not in the packet."""
+    freed: list[int]
+    """Numbers of kept values that the server does not need any more."""
+    first_number: int
+    """The first of the numbers under which its values are kept, one for each part."""
+    onward: bool
+    """Whether the next step may refer to its values before this one has ended."""
+    lent: list[Any]
+    """``LendingTerms`` of the clients' regions that the worker has to open for it."""
+    evicted: list[int] | None
+    """Models to evict before it, to bring back its own; None: that is in memory."""
+    slot: int
+    """Number of the lane's buffers that it uses."""
+    file_count: int
+    """How many files the server sent with the packet."""
 
 
 class _Job(NamedTuple):
@@ -72,6 +100,7 @@ class _EndAfterValues:
         """Guards ``_stored`` and ``_end``: the second of the two threads reports."""
 
     def report(self, end: StepEnd) -> None:
+        """Report the end, if the values are stored; else ``values_stored`` does."""
         with self._lock:
             if not self._stored:
                 self._end = end
@@ -79,6 +108,7 @@ class _EndAfterValues:
         self._report(end)
 
     def values_stored(self) -> None:
+        """Report the end now, if it has come; else ``report`` does."""
         with self._lock:
             self._stored = True
         if self._end is not None:
@@ -89,11 +119,12 @@ class WorkerLane:
     """Serves the connection of one lane, on a thread of its own."""
 
     def __init__(self, worker: LaneHost, index: int, line: Line, core: int | None) -> None:
+        """line: the connection. core: number of the core that its thread is pinned to; None: any."""
         self._worker, self._index, self._line, self._core = worker, index, line, core
         self._engine = worker.engine
         self._lane = worker.engine.lane(index)
-        self._steps = 0  # started so far
-        self._current = self._halted = 0  # numbers of the running step and of the last one to be stopped
+        self._steps = 0  # steps started so far
+        self._current = self._halted = 0  # numbers of the running step, and of the last step that was to be stopped
         self._inward: dict[int, packets.TensorMemory] = {}
         """Slot -> memory for inputs; ``_outward``: for answers."""
         self._outward: dict[int, packets.TensorMemory] = {}
@@ -107,9 +138,9 @@ class WorkerLane:
         self._thread.start()
 
     def give_way(self, run: int) -> None:
-        """Lower the priority of the thread of this step; later steps run on a new thread, since priority cannot rise.
+        """Lower the priority of the thread that runs step *run*; no effect if that has ended.
 
-        The new thread inherits the priority of the calling thread.
+        Later steps run on a new thread, since priority cannot rise; it inherits the priority of the calling thread.
         """
         if run == self._current and self._thread:
             give_way(self._thread)
@@ -118,22 +149,22 @@ class WorkerLane:
     def _serve(self, predecessor: threading.Thread | None) -> None:
         """Run steps until another thread takes over; begins when the thread *predecessor* has ended."""
         if self._core is not None:
-            os.sched_setaffinity(0, {self._core})
+            os.sched_setaffinity(0, {self._core})  # 0: this thread
         if predecessor:
             predecessor.join()
-        readable, this = select.poll(), threading.current_thread()
-        readable.register(self._line.file, select.POLLIN)
+        poller, this_thread = select.poll(), threading.current_thread()
+        poller.register(self._line.file, select.POLLIN)
 
         def wait_for_step(timeout_s: float) -> bool:
-            return bool(readable.poll(timeout_s * 1e3))
+            return bool(poller.poll(timeout_s * 1e3))
 
         try:
-            while self._thread is this:
-                self._engine.rest(wait_for_step)
+            while self._thread is this_thread:
+                self._engine.rest(wait_for_step)  # frees idle memory until a step comes
                 packet = self._line.receive()
                 self._run(packet)
                 del packet  # its memory is freed while the lane waits
-        except (EOFError, OSError):
+        except (EOFError, OSError):  # the server is gone
             os._exit(0)
 
     def halt(self, run: int) -> None:
@@ -144,43 +175,44 @@ class WorkerLane:
 
     def _run(self, packet: Packet) -> None:
         """Run the step of a packet; its errors are reported as its end."""
-        _, run, model, segment, parts, rows, shared, freed, first, onward, lent, leaving, slot, sent = packet.head
-        if len(packet.files) != sent:
-            raise OSError(f"{sent} files were sent and {len(packet.files)} came: too many are open")
-        if freed:
-            self._worker.free(freed)
-        self._current = run
+        message = StepMessage(*packet.head)
+        slot = message.slot
+        if len(packet.files) != message.file_count:  # the kernel drops files that exceed the limit of the process
+            raise OSError(f"{message.file_count} files were sent and {len(packet.files)} came: too many are open")
+        if message.freed:
+            self._worker.free(message.freed)
+        self._current = message.run
         began = time.monotonic_ns()
-        job = _Job(run, slot, first, onward, len(parts))
+        job = _Job(message.run, slot, message.first_number, message.onward, len(message.parts))
         try:
-            if leaving is not None:
-                self._move_models(leaving, model)
-            if lent or sent:
-                self._take_files(slot, [LendingTerms(*terms) for terms in lent], packet.files)
-            batch = self._batch_parts(parts, packet, slot if shared else None)
-            if shared:
+            if message.evicted is not None:
+                self._move_models(message.evicted, message.model)
+            if message.lent or message.file_count:
+                self._take_files(slot, [LendingTerms(*terms) for terms in message.lent], packet.files)
+            batch = self._batch_parts(message.parts, packet, slot if message.shared else None)
+            if message.shared:
                 job = job._replace(borrowed=_array_ids(batch))
-            if self._halted == run:
+            if self._halted == message.run:
                 raise InterruptedError("stopped before it began")
             self._steps += 1
-            end = _EndAfterValues(partial(self._report_end, job), stored=not onward)
-            step = Step(segment, batch, rows)
-            started = self._worker.models[model].start(step, self._lane, end.report, here=self._engine.here)
-            if onward and started.onward is not None:
+            end = _EndAfterValues(partial(self._report_end, job), stored=not message.onward)
+            step, model = Step(message.segment, batch, message.rows), self._worker.models[message.model]
+            started = model.start(step, self._lane, end.report, here=self._engine.here)
+            if message.onward and started.onward is not None:
                 for index, output in enumerate(started.onward):
                     self._keep(job, index, output.values)
-            elif onward:
+            elif message.onward:
                 self._store_error(job, started.error)
             end.values_stored()
         except Exception as error:
             self._fail(job, StepEnd(began, time.monotonic_ns(), error=error))
         finally:
             self._current = 0
-            if shared:
+            if message.shared:
                 self._drop_large(slot)
 
     def _move_models(self, leaving: list[int], coming: int) -> None:
-        """Evict the models *leaving*, unless they were closed meanwhile, and bring back the model *coming*."""
+        """Evict the models numbered *leaving*, unless they were closed meanwhile, and bring back the model *coming*."""
         models = self._worker.models
         self._lane.move([models[other] for other in leaving if other in models], models[coming])
 
@@ -209,7 +241,11 @@ class WorkerLane:
             self._drop_memory(slot)
 
     def _batch_parts(self, parts: list[Any], packet: Packet, slot: int | None) -> list[BatchPart]:
-        """The parts of a batch: arrays from the packet or the buffer of *slot*, or values that this worker keeps."""
+        """The parts of a batch: arrays from the packet or the buffer of *slot*, or values that this worker keeps.
+
+        *parts*: for each, the number of its kept values or 0, the rows that go on or None, and the descriptions of the
+        tensors that were sent or None. *slot*: None: tensors are in the packet.
+        """
         source = packet.tensors if slot is None else self._inward[slot].bytes
         batch = []
         for number, rows, tensors in parts:
@@ -218,9 +254,12 @@ class WorkerLane:
         return batch
 
     def _restore(self, tensors: list[Any], source: Any, *, copied: bool) -> dict[str, Any]:
-        """Arrays from *source* and tensors in clients' regions, in the order of their descriptions *tensors*."""
+        """Arrays from *source* and tensors in clients' regions, in the order of their descriptions *tensors*.
+
+        copied: whether arrays get memory of their own.
+        """
         regions = self._worker.regions
-        # The offset of a lent tensor is a list: the number of its region, and the offset there.
+        # The offset of a lent tensor (3 in its description) is a list: the number of its region, and the offset there.
         sent = [tensor for tensor in tensors if not isinstance(tensor[3], list)] if regions else tensors
         restored = packets.restore(sent, source, copied=copied)
         if len(sent) == len(tensors):
@@ -230,10 +269,10 @@ class WorkerLane:
             for name, kind, shape, offset, _ in tensors
             if isinstance(offset, list)
         }
-        return {tensor[0]: lent[tensor[0]] if tensor[0] in lent else restored[tensor[0]] for tensor in tensors}
+        return {name: lent[name] if name in lent else restored[name] for name, *_ in tensors}
 
     def _keep(self, job: _Job, index: int, values: Any) -> None:
-        """Keep the values of an output of a step, which may still run; arrays in reused memory are copied."""
+        """Keep the values of output *index* of a step, which may still run; arrays in reused memory are copied."""
         if values:
             self._worker.values[job.first_number + index] = _copy_borrowed(values, job.borrowed)
 
@@ -244,7 +283,7 @@ class WorkerLane:
         self._worker.values.update(dict.fromkeys(numbers, why))
 
     def _fail(self, job: _Job, end: StepEnd) -> None:
-        """Report a step that could not be started."""
+        """Report the end of a step that could not be started."""
         if job.onward:
             self._store_error(job, end.error)
         self._report_end(job, end)
@@ -258,16 +297,18 @@ class WorkerLane:
             number = job.first_number + index if output.values else 0
             outputs.append((number, packets.describe(output.answers, layout)))
         problem = encode_error(end.error) if end.error else None
-        head = ["over", job.run, end.began, end.ended, outputs, 0, problem]  # 0: tensors are in the packet itself
-        if layout.size <= packets.INLINE_BYTES:
+        is_inline = layout.size <= packets.INLINE_BYTES
+        # 0: tensors are in the packet; else in the shared memory of slot place - 1.
+        place = 0 if is_inline else job.slot + 1
+        head = ["over", job.run, end.began, end.ended, outputs, place, problem]  # as ``receive_report`` unpacks it
+        if is_inline:
             self._line.send(head, layout.padded_pieces(), wait=True)
             return
-        head[5] = job.slot + 1  # tensors are in the shared memory of the slot
         files = self._write_shared(layout, job.slot)
         try:
             self._line.send(head, files=files, wait=True)
         finally:
-            packets.close_all(files)
+            packets.close_all(files)  # the server has copies of them
             if self._outward[job.slot].size > self._engine.kept_bytes:
                 del self._outward[job.slot]
 

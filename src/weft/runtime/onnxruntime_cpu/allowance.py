@@ -1,4 +1,4 @@
-"""Timeout of learning (``learn_s``): runs with generated inputs are stopped at its end, and no further one begins."""
+"""Timeout of learning (``learn_s``): at its end, trial runs (with generated inputs) are stopped, and no more begin."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class OutOfTime(BaseException):
 
 
 class Allowance:
-    """Time limit, in seconds, for the trial runs of one model; ``stop`` ends it early, on any thread."""
+    """Time limit in seconds (None: none) for the trial runs of one model; any thread may end it early (``stop``)."""
 
     def __init__(self, limit_s: float | None = None) -> None:
         self._options = ort.RunOptions()
         self._stopped = False
         self._timer = None if limit_s is None else threading.Timer(limit_s, self.stop)
-        self._half_s, self._half_used_at_s = (limit_s or 0.0) / 2, inf
+        self._half_s, self._half_used_at_s = (limit_s or 0.0) / 2, inf  # the second: on the monotonic clock
 
     def __enter__(self) -> Allowance:
         if self._timer:

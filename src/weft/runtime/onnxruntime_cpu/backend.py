@@ -33,9 +33,9 @@ class CpuBackend(BackendDefaults):
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.now = clock
         self.scratch = ScratchMemory(clock)
-        # Protects the two fields below: models are opened on several threads while the backend may be closed.
+        # Protects the fields below: models are opened on several threads while the backend may be closed.
         self._lock = threading.Lock()
-        self._learning: set[Allowance] = set()  # of the models that are being opened
+        self._learning: set[Allowance] = set()  # time limits of the models that are being opened
         self._closed = self._warned = False
 
     @property

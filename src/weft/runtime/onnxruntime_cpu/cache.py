@@ -41,6 +41,7 @@ def entry(cache: Path, model: Path, options: str) -> Path:
     The processor is a part of the key: ONNX Runtime optimises a graph for its instructions.
     """
     digest = hashlib.sha256()
+    # With lengths, so that no two lists of parts give the same bytes.
     for part in (str(FORMAT), ort.__version__, platform.machine(), _processor(), options):
         digest.update(f"{len(part)}:{part}".encode())
     for path in (model, *external_files(model)):
@@ -50,7 +51,7 @@ def entry(cache: Path, model: Path, options: str) -> Path:
 
 
 def find(place: Path) -> Blueprint | None:
-    """The blueprint of an entry; None if it is absent or damaged."""
+    """The blueprint of the entry at *place*; None if it is absent or damaged."""
     try:
         record = _Record.model_validate_json((place / _RECORD).read_bytes())
         sound = all(_digest(place / name) == digest for name, digest in record.digests.items())
@@ -64,10 +65,10 @@ def store(folder: Path, blueprint: Blueprint, place: Path) -> bool:
     digests = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.name != LOCK}
     (folder / _RECORD).write_text(_Record(digests=digests, blueprint=blueprint).model_dump_json() + "\n", "utf-8")
     if place.exists() and find(place) is None:
-        drop(place)
+        drop(place)  # a damaged entry
     try:
         folder.rename(place)
-    except OSError:
+    except OSError:  # a folder with content is there
         return False
     release(folder, now_at=place)
     return True
@@ -87,7 +88,7 @@ def drop(place: Path) -> None:
 
 
 def new_folder(cache: Path | None) -> Path:
-    """Create a folder to build an entry in, on the same disk as the cache; the cache's parent folder must exist."""
+    """Create a folder to build an entry in: in the cache, whose parent folder must exist, or None: a temporary one."""
     if cache is None:
         return make_folder()
     cache.mkdir(exist_ok=True)  # without parents: if the folder above was removed, the server ends

@@ -50,30 +50,31 @@ class ScratchMemory:
 
     def __init__(self, now: Callable[[], int], resident: Callable[[], int] = resident_bytes) -> None:
         self._now, self._resident = now, resident
-        self._low = resident()
-        """Least resident memory since the arena was last shrunk, in bytes."""
-        self._high = self._low
+        self._low_bytes = resident()
+        """Least resident memory since the arena was last shrunk."""
+        self._high_bytes = self._low_bytes
         """Largest resident memory since then."""
         self._grew, self._shrunk, self._wait = now(), now(), 1
-        """When ``_high`` last rose and when the arena was last shrunk, in ns, and the multiple of the waiting times."""
+        """When ``_high_bytes`` last rose and when the arena was last shrunk, in ns; and the present multiple of the
+        waiting times ``IDLE_S`` and ``_BUSY_NS``."""
 
     @property
     def bytes(self) -> int:
         """Estimated scratch memory in bytes."""
-        return max(0, self._high - self._low)
+        return max(0, self._high_bytes - self._low_bytes)
 
     @property
     def is_large(self) -> bool:
         """Whether it is worth freeing."""
-        return self._high - self._low >= KEPT_BYTES
+        return self._high_bytes - self._low_bytes >= KEPT_BYTES
 
     def ran(self, took_ns: int) -> None:
         """Update the estimate after a run of *took_ns*."""
         if took_ns >= LONG_NS:
             resident = self._resident()
-            if resident > self._high:
-                self._high, self._grew = resident, self._now()
-            self._low = min(self._low, resident)
+            if resident > self._high_bytes:
+                self._high_bytes, self._grew = resident, self._now()
+            self._low_bytes = min(self._low_bytes, resident)
 
     def is_due(self, *, idle: bool) -> bool:
         """Whether to shrink the arena now; *idle*: the calling lane has nothing to do."""
@@ -87,7 +88,7 @@ class ScratchMemory:
         shrink_arena()
         soon_needed = self._grew > self._shrunk and self._grew - self._shrunk < 2 * self._wait * _BUSY_NS
         self._wait = min(_PATIENCE, 2 * self._wait) if soon_needed else 1
-        self._low = self._high = self._resident()
+        self._low_bytes = self._high_bytes = self._resident()
         self._grew = self._shrunk = self._now()
 
 
@@ -100,6 +101,7 @@ class Computing(Protocol):
 
 
 _Task = tuple[Computing, Step, Ended, ort.RunOptions]
+"""A step to compute: its model, the step, the callback for its end, and the options by which it can be stopped."""
 
 
 def own_core(index: int, *, pin: bool) -> int | None:
@@ -110,7 +112,7 @@ def own_core(index: int, *, pin: bool) -> int | None:
 
 @dataclass(slots=True)
 class CpuRun(StepDefaults):
-    """A step that was handed to a lane."""
+    """A step that was handed to a lane; *number*: how many the lane has had with it."""
 
     lane: CpuLane
     number: int
@@ -125,6 +127,7 @@ class CpuLane(LaneDefaults):
     def __init__(
         self, index: int, now: Callable[[], int], core: int | None = None, scratch: ScratchMemory | None = None
     ) -> None:
+        """now: the clock in ns. core: the thread is pinned to it. scratch: shared by lanes; None: of this lane alone."""
         self._now, self._scratch = now, scratch or ScratchMemory(now)
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._options, self._stopped = ort.RunOptions(), False
@@ -133,7 +136,7 @@ class CpuLane(LaneDefaults):
         self.thread.start()
 
     def start(self, model: Computing, step: Step, ended: Ended, *, here: bool = False) -> CpuRun:
-        """Compute a step on the calling thread (*here*) or on the lane's own; the returned run can be stopped."""
+        """Compute a step on the calling thread (*here*) or on the lane's own; the returned handle can stop it."""
         if self._stopped:  # ``terminate`` cannot be reset: later steps need options of their own
             self._options, self._stopped = ort.RunOptions(), False
         self._steps += 1

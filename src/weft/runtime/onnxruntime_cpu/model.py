@@ -65,7 +65,7 @@ class Blueprint(BaseModel):
     times_s: dict[int, tuple[float, ...]] = {}
     """Rows of a batch -> seconds of each segment."""
     like: dict[int, GpuLikeness] = {}
-    """Rows that a device captures the model for -> its speed on the shares of the device that it is captured for."""
+    """Rows that a device captures the model for -> its likeness: how it runs on shares of the device."""
     memory_bytes: int = 0
     exits: tuple[ExitSpec, ...] = ()
     """Early exits from shallow to deep, the end last; empty if all samples go to the end."""
@@ -78,7 +78,7 @@ class Blueprint(BaseModel):
     tasks: tuple[TaskSpec, ...] = ()
     """The models that were stitched into it; empty for an ordinary model."""
     absent_rows: int = 0
-    """Rows of zeros that are computed for a task if a batch has no sample of it."""
+    """Rows of zeros that are computed for a task if a batch has no sample of it: 0, or 1 if no rows would fail."""
     round_rows: int = 0
     """Most rows of each task that a device computes at once; 0 for an ordinary model."""
     remarks: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ class CpuModel(BlueprintModel):
         self._finalizer = weakref.finalize(self, remove, folder) if folder else None
 
     @property
-    def free(self) -> bool:
+    def has_free_lengths(self) -> bool:
         """Whether an input has a free dimension besides its rows."""
         return any(-1 in (spec.shape[1:] if self.batching.batchable else spec.shape) for spec in self.inputs)
 
@@ -134,14 +134,18 @@ class CpuModel(BlueprintModel):
         """Join the inputs of several samples to one batch; a sample of a stitched model has only its task's inputs."""
         if not self.tasks:
             return samples[0] if len(samples) == 1 else join(samples, self.rowless)
-        zeros = _zeros_for_absent_tasks(self.blueprint, self._longest(samples)) if self.free else self._absent_zeros
+        zeros = (
+            _zeros_for_absent_tasks(self.blueprint, self._longest(samples))
+            if self.has_free_lengths
+            else self._absent_zeros
+        )
         return mixed(samples, zeros, self._fills)
 
     def _longest(self, samples: Sequence[dict[str, Any]]) -> int:
         """The largest size that a free dimension, other than the rows, has in the samples; 1 without any."""
         axes = {spec.name: [axis for axis, size in enumerate(spec.shape) if axis and size < 0] for spec in self.inputs}
-        arrays = [item for sample in samples for item in sample.items()]
-        sizes = [values.shape[axis] for name, values in arrays for axis in axes[name]]
+        named_arrays = [item for sample in samples for item in sample.items()]
+        sizes = [values.shape[axis] for name, values in named_arrays for axis in axes[name]]
         return int(max(sizes, default=1))
 
     def prepare(self, rows: int) -> None:
@@ -149,7 +153,8 @@ class CpuModel(BlueprintModel):
         shapes = self.timing.warm_shapes
         if rows in self._warmed_rows or shapes is None:
             return
-        feed = sample(self.inputs, shapes, 0, self.blueprint.values)
+        feed = sample(self.inputs, shapes, seed=0, values=self.blueprint.values)
+        # Rows of a stitched model's tasks in turn.
         by_task = [{name: feed[name] for name in task.inputs.values()} for task in self.blueprint.tasks] or [feed]
         self.run(self.gather([by_task[row % len(by_task)] for row in range(rows)]))
         self._warmed_rows.add(rows)
@@ -165,11 +170,11 @@ class CpuModel(BlueprintModel):
         results = [self.run_segment(segment, values, options) for values in self._gather_rows(step)]
         if segment == last:
             return [StepOutput({}, outputs) for outputs in results]
-        name = self._exit_at.get(segment)
-        return [StepOutput(values, {} if name is None else {name: values[name]}) for values in results]
+        exit_name = self._exit_at.get(segment)
+        return [StepOutput(values, {} if exit_name is None else {exit_name: values[exit_name]}) for values in results]
 
     def _gather_rows(self, step: Step) -> list[dict[str, Any]]:
-        """The values of the rows that go on, one entry per batch to compute: all parts joined, or each part alone."""
+        """The values, by name, of the rows that go on, for each batch to compute: all parts joined, or each alone."""
         values = [
             part.values if part.rows is None else keep(part.values, part.rows, self.rowless) for part in step.parts
         ]

@@ -82,11 +82,12 @@ class _Measurement:
     """The measurement of one model, with all results so far."""
 
     def __init__(self, model: CpuModel, shapes: Shapes, clock_s: Clock) -> None:
+        """shapes: of its inputs at batch 1. clock_s: the clock of all measured times."""
         self.model, self.clock_s, self.began_s = model, clock_s, perf_counter()
         self.samples = _samples(model, shapes)
         self._task_count = len(model.blueprint.tasks) or 1
         self.mixes = {1: [[sample] for sample in self.samples[: self._task_count]]}
-        """Batch size -> the samples of every batch that is timed."""
+        """Batch size -> the batches that are timed, each a list of samples; in a stitched model, of different tasks."""
         self.timings: dict[int, list[tuple[float, ...]]] = {}
         """Batch size -> seconds of each segment, for each round."""
         self._alone: list[dict[str, Array]] = []
@@ -101,11 +102,11 @@ class _Measurement:
         return [self.model.gather([samples[index % len(samples)] for index in range(count)]) for count in counts]
 
     def repeat(self, *sizes: int) -> None:
-        """Time batches of these sizes in turns, and add to ``timings``; mixes of tasks of one size are averaged."""
+        """Time batches of these sizes in turns, and add the times to ``timings``; batches of one size are averaged."""
         began_s, rounds = perf_counter(), 0
         while rounds < _total_rounds(rounds, perf_counter() - began_s):
             for size in sizes:
-                times_s = [_time_segments(self.model, mix, self.clock_s) for mix in self.mixes[size]]
+                times_s = [_time_segments(self.model, samples, self.clock_s) for samples in self.mixes[size]]
                 self.timings.setdefault(size, []).append(tuple(map(fmean, zip(*times_s, strict=True))))
             rounds += 1
 
@@ -119,6 +120,7 @@ class _Measurement:
 
     def too_long(self, size: int) -> bool:
         """Whether trying *size* would exceed the time of the measurement."""
+        # In runs of half the size: 2 to compare rows, and 1 + 2 for both sizes in each of the fewest rounds.
         guess_s = self.fastest_s(size // 2) * (2 + 3 * _FEWEST)
         return perf_counter() - self.began_s + guess_s > _ALL_S
 
@@ -135,7 +137,7 @@ class _Measurement:
         """Choose the batches of *size* that are timed, and compare each with its samples run alone."""
         self._alone = self._alone or [self._run_alone(index) for index in range(len(self.samples))]
         self.mixes[size] = []
-        for first in range(0, self._task_count, size):
+        for first in range(0, self._task_count, size):  # as many batches as have samples of all tasks
             indices = [(first + index) % len(self.samples) for index in range(size)]
             mix = [self.samples[index] for index in indices]
             self.mixes[size].append(mix)
@@ -146,13 +148,13 @@ class _Measurement:
         return None
 
     def _run_alone(self, index: int) -> dict[str, Array]:
-        """The outputs of one sample alone."""
+        """The outputs of sample number *index* alone; of a stitched model, those of the sample's task."""
         outputs = self.model.run(self.model.gather([self.samples[index]]))
         tasks = self.model.blueprint.tasks
         return {name: outputs[name] for name in tasks[index % len(tasks)].outputs.values()} if tasks else outputs
 
     def _mismatch(self, outputs: dict[str, Array], alone: list[dict[str, Array]]) -> str | None:
-        """How the outputs of a batch differ from those of its samples alone, or None."""
+        """How the outputs of a batch differ from those of its samples alone (*alone*, in order), or None."""
         for name, got in outputs.items():
             rows = [answers[name] for answers in alone if name in answers]
             if any(row.shape[:1] != (1,) for row in rows):
@@ -178,6 +180,7 @@ def measure(
     *judge* decides whether rows are independent. ``ModelError`` if *max_batch* was given and is not possible.
     """
     bench = _Measurement(model, shapes, clock_s)
+    # The cheapest checks come first.
     reason = unbatchable(model, shapes) or bench.row_mismatch(2)
     if reason is None and max_batch != 1:
         reason = judge(bench.make_batches([2])).mixing
@@ -215,9 +218,12 @@ def _prove_independence(
 
 
 def _holds_for_other_shapes(bench: _Measurement, shapes: Shapes, judge: Judge) -> bool:
-    """Whether rows are also independent if all free dimensions are larger by one, without a common factor."""
+    """Whether rows are also independent if all free dimensions but the rows are larger by one, as ``judge`` finds.
+
+    Sizes that differ by one have no common factor, so that a graph that mixes rows cannot look right in both.
+    """
     declared_shapes = {spec.name: spec.shape for spec in bench.model.inputs}
-    larger = {
+    larger = {  # + True is + 1
         name: (shape[0], *(size + (declared_shapes[name][axis] == -1) for axis, size in enumerate(shape[1:], 1)))
         for name, shape in shapes.items()
     }
@@ -226,7 +232,7 @@ def _holds_for_other_shapes(bench: _Measurement, shapes: Shapes, judge: Judge) -
 
 def _choose_largest_batch(bench: _Measurement) -> BatchTimes:
     """Double the batch size as long as the time per sample falls by ``LEAST_GAIN``; the last such size is the best."""
-    best, remark = 1, None
+    best, remark = 1, None  # remark: why larger batches are not used
     for size in _sizes_to_try(len(bench.model.blueprint.tasks)):
         if size > 2 and bench.too_long(size):
             remark = f"batches of {size} were not tried: one takes too long"
@@ -239,7 +245,7 @@ def _choose_largest_batch(bench: _Measurement) -> BatchTimes:
             break
         best = size
     times_s = {size: times for size, times in bench.medians_s().items() if size <= best}
-    return BatchTimes(times_s, True, best, (remark,) if remark else ())
+    return BatchTimes(times_s, batchable=True, max_batch=best, remarks=(remark,) if remark else ())
 
 
 def _sizes_to_try(tasks: int) -> list[int]:
@@ -264,7 +270,8 @@ def _time_saved(bench: _Measurement, smaller: int, size: int) -> float:
     The fastest runs are compared, which noise changes least.
     """
     bench.repeat(smaller, size)
-    return 1 - bench.fastest_s(size) / size / (max(bench.fastest_s(smaller), CLOCK_STEP_S) / smaller)
+    smaller_s = max(bench.fastest_s(smaller), CLOCK_STEP_S) / smaller  # for one sample
+    return 1 - bench.fastest_s(size) / size / smaller_s
 
 
 def _time_up_to(bench: _Measurement, max_batch: int) -> BatchTimes:
@@ -273,9 +280,9 @@ def _time_up_to(bench: _Measurement, max_batch: int) -> BatchTimes:
     sizes += [max_batch] if max_batch > 1 else []
     for size in sizes:
         if (reason := bench.row_mismatch(size)) is not None:
-            raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched so far: {reason}")
+            raise ModelError(f"max_batch is {max_batch}, but its batches must be smaller: {reason}")
     bench.repeat(1, *sizes)
-    return BatchTimes(bench.medians_s(), True, max_batch)
+    return BatchTimes(bench.medians_s(), batchable=True, max_batch=max_batch)
 
 
 def crossing(model: CpuModel, shapes: Shapes) -> Crossing:
@@ -293,7 +300,7 @@ def crossing(model: CpuModel, shapes: Shapes) -> Crossing:
         for index in range(len(model.segments)):
             runs = [model.run_segment(index, values) for values in runs]
             for name in runs[0]:
-                tensors = [values[name] for values in runs]
+                tensors = [values[name] for values in runs]  # as ``_has_rows`` takes them
                 if not _has_rows(tensors):
                     rowless[name] = _find_count_rule(name, tensors)
     except ModelError as error:

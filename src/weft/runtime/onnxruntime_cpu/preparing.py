@@ -55,19 +55,20 @@ def prepare(
     learn: bool = True,
     allowance: Allowance | None = None,
 ) -> CpuModel:
-    """Load the model at *path*: from *cache* (a folder) if it is there, else prepare it and store it there.
+    """Load the model at *path*: from *cache* (a folder) if it is there, else learn it: prepare it and store it there.
 
     progress: called with messages. learn: False: open the model whole and never run it, unless the cache has it or its
     answers depend on its cuts. allowance: the time limit for runs with generated inputs, instead of ``learn_s``.
     Raises ``ModelError``, and ``NotLearned`` after the time limit.
     """
     on_progress, entry_folder = progress or (lambda _: None), None
-    cache = cache if path.is_file() else None
+    cache = cache if path.is_file() else None  # preparation reports what is wrong with the path
+    # The path of the entry is a digest of all files, which takes long: it is not computed to look into an empty cache.
     if cache is not None and (learn or not caching.is_empty(cache)):
         entry_folder = _entry_path(path, options, cache)
         if cached := _load_cached(path, options, entry_folder, on_progress):
             return cached
-    if not learn and (whole := open_whole(path, options)):
+    if not learn and (whole := open_whole(path, options)):  # None: its answers depend on its cuts, so it is learned
         return whole
     if cache is not None and entry_folder is None:
         entry_folder = _entry_path(path, options, cache)
@@ -127,9 +128,9 @@ def _load_entry(path: Path, options: LoadOptions, entry_folder: Path, blueprint:
         else open_model(path, options.threads)
         for segment in blueprint.segments
     ]
-    prepared = CpuModel(blueprint, sessions)
-    prepared.prepare(1)
-    return prepared
+    model = CpuModel(blueprint, sessions)
+    model.prepare(rows=1)
+    return model
 
 
 class _Profiled(NamedTuple):
@@ -248,7 +249,10 @@ class _Preparation:
     def _measure(
         self, whole: CpuModel, optimised: OnnxModel | None, feed: dict[str, Array], expected: dict[str, Array]
     ) -> CpuModel:
-        """Cut the model if that is possible, and measure it. *expected*: the outputs of the whole model for *feed*."""
+        """Cut the model if that is possible, and measure it.
+
+        *optimised*: its graph; None: it cannot be saved. *expected*: the outputs of the whole model for *feed*.
+        """
         model, inner_bytes = None, 0
         if optimised is None and self.exits:
             self._give_up_exits("its optimised graph cannot be saved")
@@ -265,9 +269,11 @@ class _Preparation:
             "any_shapes": times.any_shapes,
             "times_s": times.times_s,
             "remarks": times.remarks,
+            # The inner tensors were measured with a row of each task.
             "memory_bytes": model.blueprint.memory_bytes
             + inner_bytes * times.max_batch // max(1, len(model.blueprint.tasks)),
         }
+        # With exits, ``_cut_at_exits`` has found this out; rounds of a stitched model are not joined at cuts.
         if times.max_batch > 1 and len(model.segments) > 1 and not model.exits and not model.tasks:
             changes |= _blueprint_fields(crossing(model, shapes))
         return CpuModel(model.blueprint.model_copy(update=changes), model.sessions)
@@ -285,7 +291,10 @@ class _Preparation:
     def _cut_into_segments(
         self, whole: CpuModel, optimised: OnnxModel, feed: dict[str, Array], expected: dict[str, Array]
     ) -> tuple[CpuModel | None, int]:
-        """The model in segments, or None if it stays whole; and the peak bytes of its inner tensors."""
+        """The model in segments, or None if it stays whole; and the peak bytes of its inner tensors.
+
+        *feed*, *expected*: random inputs, and the outputs of the whole model for them.
+        """
         self.on_progress("profiling it")
         try:
             clock, tasks = clock_for(self.options.threads), max(1, len(whole.blueprint.tasks))
@@ -298,8 +307,8 @@ class _Preparation:
                 self.remarks.append(f"stays whole: it {reason}")
             elif is_long or self.exits:
                 whole.sessions = ()  # free the session, which may be large; ``_reopen_whole`` is rarely needed
-            cut = self._cut_at_exits(whole, optimised, whole_s, feed, expected) if self.exits else None
-            return cut or self._cut_by_time(whole, optimised, whole_s, feed, expected)
+            cut_model = self._cut_at_exits(whole, optimised, whole_s, feed, expected) if self.exits else None
+            return cut_model or self._cut_by_time(whole, optimised, whole_s, feed, expected)
         except ModelError:
             raise
         except Exception as error:  # the whole model works, so failing segments are no error
@@ -311,7 +320,10 @@ class _Preparation:
     def _cut_by_time(
         self, whole: CpuModel, model: OnnxModel, whole_s: float, feed: dict[str, Array], expected: dict[str, Array]
     ) -> tuple[CpuModel | None, int]:
-        """Cut the model into segments of about the grain; returns as ``_cut_into_segments``."""
+        """Cut the model into segments of about the grain; returns as ``_cut_into_segments``.
+
+        *model*: its optimised graph. *whole_s*: measured seconds of a run of it in one piece.
+        """
         nodes = self._profile(model, whole_s, feed)
         cuts: tuple[int, ...] = ()
         if cutting.whole_because(model.graph) is None:
@@ -329,7 +341,7 @@ class _Preparation:
     ) -> tuple[CpuModel, int] | None:
         """The model cut at its exits, and elsewhere if batches can be joined at all cuts; and its inner bytes.
 
-        None if samples cannot leave at the exits, which are given up then.
+        Parameters are those of ``_cut_by_time``. None if samples cannot leave at the exits, which are given up then.
         """
         model, options = copied(optimised), self.options
         exit_cuts = cutting.arrange(model.graph, self.exits)
@@ -363,14 +375,14 @@ class _Preparation:
         return blueprint.model_copy(update=changes)
 
     def _profile(self, model: OnnxModel, whole_s: float, feed: dict[str, Array]) -> _Profiled:
-        """Measure the nodes of a graph, whose times are scaled so that they add up to *whole_s* at most."""
+        """Measure the nodes of a graph in runs on *feed*; their times are scaled to add up to *whole_s* at most."""
         nodes = profile(model, self.folder, self.options.threads, feed, self.allowance)
         scale = min(whole_s / max(sum(nodes.times_s), 1e-9), 1.0)  # the profiler takes time at every node
         return _Profiled(
-            [time_s * scale for time_s in nodes.times_s],
-            cutting.crossing_bytes(model.graph, nodes.tensors),
-            {name: tensor.element_type for name, tensor in nodes.tensors.items()},
-            cutting.scratch_bytes(model.graph, nodes.tensors),
+            times_s=[time_s * scale for time_s in nodes.times_s],
+            crossing=cutting.crossing_bytes(model.graph, nodes.tensors),
+            types={name: tensor.element_type for name, tensor in nodes.tensors.items()},
+            inner_bytes=cutting.scratch_bytes(model.graph, nodes.tensors),
         )
 
     def _reopen_whole(self, whole: CpuModel) -> CpuModel:
@@ -447,7 +459,7 @@ def with_ranks(outputs: Sequence[TensorSpec], answers: Mapping[str, Array]) -> t
 
 
 def _identical(got: Mapping[str, Array], expected: Mapping[str, Array]) -> bool:
-    """Whether the *expected* outputs occur in *got*, equal bit for bit; a NaN equals itself."""
+    """Whether the *expected* outputs occur in *got*, equal bit for bit (a NaN equals itself); texts: equal."""
     return all(
         values.shape == got[name].shape and values.tobytes() == got[name].tobytes()
         if values.dtype != np.object_

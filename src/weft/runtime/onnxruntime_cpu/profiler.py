@@ -26,7 +26,7 @@ from weft.runtime.rows import Seen
 from weft.runtime.tensors import Array
 from weft.runtime.timing import measure_in_turns, run_all
 
-_BUDGET_S, _FEWEST, _MOST = 2.0, 3, 12
+_BUDGET_S, _FEWEST_RUNS, _MOST_RUNS = 2.0, 3, 12
 """Time budget of profiled runs, and their least and largest number."""
 _STRING_BYTES = 32
 """Assumed size of a string with its object."""
@@ -73,7 +73,8 @@ def profile(
     """Run *model*, whose large weights are in *folder*, on *feed*; return the times and output tensors of its nodes."""
     session = _open_marked(model, folder, _opener(threads))
     run = partial((allowance or Allowance()).run, session, None, dict(feed))
-    measure_in_turns([partial(run_all, [run])], _MOST, fewest=_FEWEST, longest_s=_BUDGET_S)
+    # ``run_all`` drops the outputs; the times are in the trace.
+    measure_in_turns([partial(run_all, [run])], _MOST_RUNS, fewest=_FEWEST_RUNS, longest_s=_BUDGET_S)
     trace = _read_trace(model, session)
     times_s = tuple(trace.times_us.get(index, 0.0) / 1e6 for index in range(len(model.graph.node)))
     return NodeProfile(times_s, trace.tensors())
@@ -93,7 +94,7 @@ class Tracer:
         session = _open_marked(with_outputs, self._folder, _opener(self._threads, thrifty=False))
         values = self._allowance.run(session, None, dict(feed))
         entries = _read_trace(model, session).entries
-        shapes = {name: tuple(shape) for name, entry in entries.items() for shape in entry.values()}
+        shapes = {name: tuple(shape) for name, entry in entries.items() for shape in entry.values()}  # one per entry
         return Seen(shapes, dict(zip([output.name for output in with_outputs.graph.output], values, strict=True)))
 
     def compute(self, model: OnnxModel, feed: Mapping[str, Array]) -> list[Array]:
@@ -138,7 +139,7 @@ class _Trace(NamedTuple):
 
     def tensors(self) -> dict[str, SeenTensor]:
         """The tensors of types that numpy has."""
-        tensors = ((name, *next(iter(entry.items()))) for name, entry in self.entries.items())
+        tensors = ((name, *next(iter(entry.items()))) for name, entry in self.entries.items())  # name, type, shape
         return {name: _seen_tensor(kind, shape) for name, kind, shape in tensors if kind in _ITEM_BYTES}
 
 

@@ -53,7 +53,7 @@ def open_session(
     weights: Mapping[str, Array] | None = None,
     thrifty: bool = True,
 ) -> Any:
-    """Open a session; *save*: path for the optimised graph; *profile*: prefix of the trace file.
+    """Open a session; *save*: path for the optimised graph; *profile*: prefix of the trace file, if it is profiled.
 
     source: path or bytes of the model. threads: threads that compute one run. weights: external weights by name, passed
     as arrays, so that ONNX Runtime does not read their files. thrifty: tensors reuse the memory of others that are
@@ -143,6 +143,7 @@ def _datatype(argument: Any) -> str:
 
 
 def _size(dimension: Dimension) -> int:
+    """The size of a declared dimension; -1 if it is free."""
     return dimension if isinstance(dimension, int) else -1
 
 
@@ -153,11 +154,11 @@ def warm_shapes(arguments: Sequence[Any], given: Shapes) -> tuple[dict[str, tupl
     has another size; axes of the same name have the same size in all inputs. ``ModelError`` if *given* does not fit.
     """
     declared: dict[str, tuple[Dimension, ...]] = {argument.name: tuple(argument.shape) for argument in arguments}
-    settled = settle(given, declared)
-    for name, shape in settled.items():
+    given_shapes = settle(given, declared)  # and those that follow from them, by dimensions of the same name
+    for name, shape in given_shapes.items():
         if 0 in shape:
             raise ModelError(f"shape {written(shape)} does not fit input {name!r}: a sample has sizes from 1")
-    shapes = {name: settled.get(name) or one_sample(dimensions, declared) for name, dimensions in declared.items()}
+    shapes = {name: given_shapes.get(name) or one_sample(dimensions, declared) for name, dimensions in declared.items()}
     return shapes, [name for name, shape in shapes.items() if -1 in shape]
 
 
@@ -179,18 +180,18 @@ def explain(error: Exception) -> Exception:
         return error
     text = str(error)
     if any(phrase in text for phrase in _OVERFLOWS):
-        return UnfitInputs(f"{_node(text)} asks for a tensor whose size does not fit into 64 bits")
+        return UnfitInputs(f"{_failed_node(text)} asks for a tensor whose size does not fit into 64 bits")
     if (requested := _REQUESTED.search(text)) is None:
         return (MemoryError if "allocate" in text else UnfitInputs)(first_line(error))
     size, limit = int(requested[1]), memory_limit_bytes()
     # A tensor is held at least twice: as an output, and in the next operator's output or the bytes of the answer. So no
     # tensor of more than half the memory can ever be computed; a smaller one failed because of other requests.
     if 2 * size > limit:
-        return UnfitInputs(f"{_node(text)} asks for a tensor of {size} bytes; {limit} bytes of memory are all there is")
-    return MemoryError(f"{_node(text)} found no memory for a tensor of {size} bytes")
+        return UnfitInputs(f"{_failed_node(text)} asks for a tensor of {size} bytes, and the memory has {limit}")
+    return MemoryError(f"{_failed_node(text)} found no memory for a tensor of {size} bytes")
 
 
-def _node(text: str) -> str:
+def _failed_node(text: str) -> str:
     """The type and name of the operator that failed, from ONNX Runtime's message."""
     node = _NODE.search(text)
     if node is None:
@@ -213,7 +214,7 @@ def shrink_arena() -> None:
     """Return scratch memory that no run uses now to the system."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    _idle_session().run(None, {"x": np.zeros(1, np.float32)}, options)
+    _idle_session().run(None, {"x": np.zeros(1, np.float32)}, options)  # it shrinks at the end of a run
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)
 
@@ -238,7 +239,7 @@ def _register_arena() -> None:
 
 @cache
 def _idle_session() -> Any:
-    """A session with a trivial model: the arena shrinks only at the end of a run."""
+    """A session with a trivial model, for ``shrink_arena``."""
     x, y = (declared(name, ElementType.FLOAT, [1]) for name in "xy")
     model = make_model([make_node("Identity", "x", "y")], "idle", [x], [y], opset=13, ir_version=8)
     return open_session(model.SerializeToString(), 1, optimise=False)

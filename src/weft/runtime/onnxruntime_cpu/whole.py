@@ -31,9 +31,10 @@ def open_whole(path: Path, options: LoadOptions) -> CpuModel | None:
             return None
         says_independent(session)  # only to refuse invalid metadata
         names = {value.name for value in session.get_inputs()}
+        # Of the file, not of the session, which reports inputs without dimensions as scalars.
         with suppress(IndexError):  # ONNX Runtime also opens files in formats of its own
             check_ranks(value for value in glanced_inputs(path) if value.name in names)
-        warm_shapes(session.get_inputs(), options.shapes)
+        warm_shapes(session.get_inputs(), options.shapes)  # only to refuse shapes that do not fit
         blueprint = whole_blueprint(session, path, None).model_copy(update={"remarks": (REMARK,)})
         check_values(blueprint.inputs, options.values)
     except ModelError as error:
@@ -42,7 +43,7 @@ def open_whole(path: Path, options: LoadOptions) -> CpuModel | None:
 
 
 def whole_blueprint(session: Any, path: Path, optimised: OnnxModel | None) -> Blueprint:
-    """The blueprint of the model in one segment, before anything is measured.
+    """The blueprint of the model in one segment, before anything is measured; *session*: of the whole model.
 
     *optimised*: its graph as ONNX Runtime optimised it; None if that is not known.
     """
@@ -83,7 +84,7 @@ def named_exits(options: LoadOptions, session: Any) -> tuple[str, ...]:
         if name not in outputs:
             raise ModelError(f"exits: {unknown_name('output', name, outputs)}")
     check_once(exits)
-    return exits if len(exits) > 1 else ()
+    return exits if len(exits) > 1 else ()  # a single exit is the end
 
 
 def says_independent(session: Any) -> bool:
