@@ -263,7 +263,7 @@ def _named_parameters(program: ModelProgram) -> Iterator[tuple[str, ReadPlace]]:
     for number, node in enumerate(program.nodes):
         for input_index, name in enumerate(node.inputs):
             if name in program.constants:
-                yield program.turned.get(name, name), ReadPlace(number, input_index, name in program.turned)
+                yield program.transposed.get(name, name), ReadPlace(number, input_index, name in program.transposed)
         if _is_nameless(node, program):
             yield f"{node.module}.weight", ReadPlace(number, 1, not _stores_transposed(node))
 
@@ -272,7 +272,7 @@ def _is_nameless(node: ProgramNode, program: ModelProgram) -> bool:
     """Whether a module's product reads a weight whose name the exporter has dropped."""
     if node.op not in _PRODUCTS or not node.module or node.inputs[1] not in program.constants:
         return False
-    return not program.turned.get(node.inputs[1], node.inputs[1]).endswith(".weight")
+    return not program.transposed.get(node.inputs[1], node.inputs[1]).endswith(".weight")
 
 
 def _stores_transposed(node: ProgramNode) -> bool:

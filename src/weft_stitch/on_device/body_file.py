@@ -147,7 +147,7 @@ class EncoderModel(DeviceModel):
         """The requests in the inputs of *task*; ``UnfitInputs`` if they exceed the model's tables."""
         assert self._body is not None
         try:
-            rows: list[Any] = body_serving.rows_of(self._encoder, self._slots[task], inputs)
+            rows: list[Any] = body_serving.read_requests(self._encoder, self._slots[task], inputs)
             for row in rows:
                 self._body.ladder.check(row)
         except WeftError as error:
@@ -167,8 +167,8 @@ class EncoderModel(DeviceModel):
         for batch in body.ladder.split(rows):
             if results:  # the next batch may overwrite the buffer
                 results[-1] = self._device.clone(results[-1])
-            rung = body.rung(body.ladder.rows_of(batch), Allowance())
-            rung.numbers.copy_(as_torch(self._device.copy_in([rung.layout.laid(batch)])), non_blocking=True)
+            rung = body.rung(body.ladder.rung_rows(batch), Allowance())
+            rung.numbers.copy_(as_torch(self._device.copy_in([rung.layout.lay_out(batch)])), non_blocking=True)
             rung.run()
             results.append(_device_tensor(rung.answers[: len(batch)]))
         sources = [(result, None, len(result)) for result in results]

@@ -35,7 +35,7 @@ from weft_stitch.graph_steps import reshape
 from weft_stitch.net import Array, Value
 from weft_stitch.onnx_writer import OPSET
 from weft_stitch.reading.draft import Foreign, Picture, Shape, island_name, view_size
-from weft_stitch.reading.onnx_source import COARSE, FLOATS, OnnxSource, SourceNode
+from weft_stitch.reading.onnx_source import HALF_TYPES, FLOATS, OnnxSource, SourceNode
 
 _MOST_SHAPE_SIZE = 4096
 """Constants of more elements cannot be shapes: shape inference does not get their numbers."""
@@ -112,7 +112,7 @@ class Surveyor:
         self, source: OnnxSource, rows: int, pictures: Mapping[str, Picture], constants: Mapping[str, Array]
     ) -> None:
         self._opset = source.opset
-        self._half_precision = source.precision in COARSE
+        self._half_precision = source.precision in HALF_TYPES
         self._rows = rows
         self._pictures = pictures
         self._constants = constants

@@ -30,14 +30,14 @@ class Operands:
     """Arrays of constants by name."""
     rows: int
     opset: int
-    coarse: bool
+    half_precision: bool
     """Whether the file is in half precision."""
 
     @property
     def name(self) -> str:
         return self.node.name
 
-    def given(self, index: int) -> bool:
+    def has_input(self, index: int) -> bool:
         """Whether the node has the input *index*."""
         return index < len(self.node.inputs) and bool(self.node.inputs[index])
 
@@ -68,7 +68,7 @@ class Operands:
 
     def weight(self, index: int) -> Array:
         """The constant input *index* as float32; ``ModelError`` if a number is not finite."""
-        tensor = self.node.inputs[index] if self.given(index) else ""
+        tensor = self.node.inputs[index] if self.has_input(index) else ""
         array = float32(self.array(index), tensor)
         if not finite(array):
             raise ModelError(f"its tensor {tensor} holds numbers that are not finite in float32")
@@ -80,10 +80,10 @@ class Operands:
 
     def optional_weight(self, index: int) -> Array | None:
         """The constant input *index*; None if the node does not have it."""
-        return self.weight(index) if self.given(index) else None
+        return self.weight(index) if self.has_input(index) else None
 
     def _require(self, index: int) -> None:
-        if not self.given(index):
+        if not self.has_input(index):
             raise ModelError(f"its input {index + 1} is missing")
 
 
@@ -104,7 +104,7 @@ def _concat(o: Operands) -> Picture:
 def _reduce(o: Operands, pool: Callable[..., Picture]) -> Picture:
     """A mean or a maximum over all positions; *pool*: the method of the draft that adds it."""
     x = o.picture()
-    axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
+    axes = o.integers(1) if o.has_input(1) else o.node.integers("axes", ())
     if sorted({_axis(o, axis, x) for axis in axes}) != list(range(2, len(x.view) + 1)):
         raise Foreign(f"it reduces the dimensions {list(axes)}; all but rows and channels are understood")
     return pool(o.name, x, keep=bool(o.node.integer("keepdims", 1)))
@@ -130,7 +130,7 @@ def _reshape(o: Operands) -> Picture:
     """A reshape to a constant target that keeps the rows; 0 and -1 in it are resolved."""
     x = o.picture()
     shape = (o.rows, *x.view)
-    target = list(o.integers(1) if o.given(1) else o.node.integers("shape", ()))
+    target = list(o.integers(1) if o.has_input(1) else o.node.integers("shape", ()))
     if not o.node.integer("allowzero", 0):
         target = [shape[axis] if size == 0 and axis < len(shape) else size for axis, size in enumerate(target)]
     if target.count(-1) > 1 or any(size < -1 or size == 0 for size in target):
@@ -152,8 +152,8 @@ def _squeeze(o: Operands) -> Picture:
     """The removal of dimensions of size 1, by default of all."""
     x = o.picture()
     full_shape = (o.rows, *x.view)
-    if o.given(1) or o.node.has("axes"):
-        axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
+    if o.has_input(1) or o.node.has("axes"):
+        axes = o.integers(1) if o.has_input(1) else o.node.integers("axes", ())
     else:
         axes = tuple(position for position, size in enumerate(full_shape) if size == 1)
     removed = {_axis(o, axis, x) for axis in axes}
@@ -165,7 +165,7 @@ def _squeeze(o: Operands) -> Picture:
 def _unsqueeze(o: Operands) -> Picture:
     """The insertion of dimensions of size 1."""
     x = o.picture()
-    axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
+    axes = o.integers(1) if o.has_input(1) else o.node.integers("axes", ())
     rank = len(x.view) + 1 + len(axes)
     # no exporter inserts more than a few; a damaged file may ask for millions
     if len(axes) > 8 or any(not -rank <= axis < rank for axis in axes):
@@ -196,7 +196,7 @@ def _dropout(o: Operands) -> Picture:
     """A dropout at inference, which changes nothing."""
     if any(o.node.outputs[1:]):
         raise Foreign("it also gives out its mask")
-    if o.given(2) and o.array(2).any():
+    if o.has_input(2) and o.array(2).any():
         raise Foreign("it is in training mode; export the model for inference")
     return o.picture()
 
@@ -206,7 +206,7 @@ def _cast(o: Operands) -> Picture:
     target_type = o.node.integer("to", 0)
     if target_type not in FLOATS:
         raise Foreign("it makes other numbers than floats")
-    if target_type in (ElementType.FLOAT16, ElementType.BFLOAT16) and not o.coarse:
+    if target_type in (ElementType.FLOAT16, ElementType.BFLOAT16) and not o.half_precision:
         raise Foreign("it rounds to half precision in a model that is not")
     return o.picture()
 
@@ -215,9 +215,9 @@ def _pad(o: Operands) -> Picture:
     """A padding with zeros along height and width."""
     x = o.picture()
     rank = len(x.view) + 1
-    pads = o.integers(1) if o.given(1) else o.node.integers("pads", o.node.integers("paddings", ()))
-    value = o.array(2).reshape(-1)[:1].any() if o.given(2) else o.node.number("value", 0.0) != 0
-    if o.node.text("mode", "constant") != "constant" or value or o.given(3):
+    pads = o.integers(1) if o.has_input(1) else o.node.integers("pads", o.node.integers("paddings", ()))
+    value = o.array(2).reshape(-1)[:1].any() if o.has_input(2) else o.node.number("value", 0.0) != 0
+    if o.node.text("mode", "constant") != "constant" or value or o.has_input(3):
         raise Foreign("it pads with something else than zeros, or along chosen axes")
     if len(pads) != 2 * rank:
         raise ModelError(f"it has {len(pads)} pads for {rank} dimensions")
@@ -364,7 +364,7 @@ def _clip(o: Operands) -> Picture:
         bounds = {"min": o.node.number("min", -_LARGEST), "max": o.node.number("max", _LARGEST)}
     else:
         bound_inputs = (("min", 1), ("max", 2))
-        bounds = {name: _bound(o, index) for name, index in bound_inputs if o.given(index)}
+        bounds = {name: _bound(o, index) for name, index in bound_inputs if o.has_input(index)}
     return _clip_between(o, bounds)
 
 

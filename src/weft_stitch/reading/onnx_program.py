@@ -25,7 +25,7 @@ from weft.runtime.metadata import EXITS_KEY
 from weft_stitch.graph import DYNAMIC, GraphTensor
 from weft_stitch.net import Array
 from weft_stitch.reading.draft import Foreign
-from weft_stitch.reading.onnx_source import FLOATS, WHOLE, OnnxSource, SourceNode, constant_node, load, open_source
+from weft_stitch.reading.onnx_source import FLOATS, TOKEN_TYPES, OnnxSource, SourceNode, constant_node, load, open_source
 
 OLDEST = 13
 """The first operator set whose ``Split`` takes sizes that are computed at run time."""
@@ -101,19 +101,19 @@ class Constants:
         for key in keys:
             self.arrays.pop(key, None)
 
-    def behind(self, keys: Iterable[str]) -> set[str]:
+    def source_arrays(self, keys: Iterable[str]) -> set[str]:
         """The keys of the arrays that the constants *keys* are, or are computed from."""
         arrays: set[str] = set()
         for key in keys:
             # a key of no array is derived
-            arrays |= {key} & self.arrays.keys() or self.behind(self.derived[key].inputs if key in self.derived else ())
+            arrays |= {key} & self.arrays.keys() or self.source_arrays(self.derived[key].inputs if key in self.derived else ())
         return arrays
 
-    def outline(self, key: str) -> object:
+    def size_key(self, key: str) -> object:
         """A key that is equal for constants of equal sizes; integers must be equal, as they may be sizes."""
         if key in self.derived:
             derived = self.derived[key]
-            sources = (self.outline(source) for source in derived.inputs if source)
+            sources = (self.size_key(source) for source in derived.inputs if source)
             return derived.node.signature, derived.output, *sources
         array = self.arrays[key]
         return (array.dtype.str, array.shape) if array.dtype.kind == "f" else key
@@ -132,7 +132,7 @@ class ModelProgram:
     outputs: tuple[str, ...]
     constants: Mapping[str, str]
     """Tensor that a node reads -> key of the constant in ``Constants``."""
-    turned: Mapping[str, str] = field(default_factory=dict)
+    transposed: Mapping[str, str] = field(default_factory=dict)
     """Tensor that is the transpose of a stored matrix -> the name of that matrix."""
     exits: tuple[str, ...] = ()
     """Outputs that are early exits, shallow to deep, the last one included; empty if the model has no exits."""
@@ -145,14 +145,14 @@ def takes_whole_numbers(path: str | os.PathLike[str]) -> bool:
         inputs = glanced_inputs(path, requests=True)
     except Exception:  # protobuf's DecodeError has no public home; reading the whole file raises a proper error later
         return False
-    return any(value.type.tensor_type.elem_type in WHOLE for value in inputs)
+    return any(value.type.tensor_type.elem_type in TOKEN_TYPES for value in inputs)
 
 
 def read_program(path: str | os.PathLike[str], constants: Constants, name: str = "") -> ModelProgram:
     """Read the model in the file *path*; its constants are stored in *constants*."""
     file = Path(path)
     try:
-        source = open_source(load(file), file.parent, {**FLOATS, **WHOLE})
+        source = open_source(load(file), file.parent, {**FLOATS, **TOKEN_TYPES})
         if source.opset < OLDEST:
             raise StitchError(f"its operators are of set {source.opset}; export it with opset {OLDEST} or later")
         return _build_program(source, constants, name or file.stem)
@@ -164,7 +164,7 @@ def read_program(path: str | os.PathLike[str], constants: Constants, name: str =
 def _build_program(source: OnnxSource, constants: Constants, name: str) -> ModelProgram:
     """The program of an opened file: constants are separated from nodes that depend on inputs."""
     key_of: dict[str, str] = {}  # constant tensor -> its key
-    turned: dict[str, str] = {}
+    transposed: dict[str, str] = {}
 
     def key(tensor: str) -> str:
         """The key of a constant, which is stored at first use; empty if *tensor* is not constant."""
@@ -178,7 +178,7 @@ def _build_program(source: OnnxSource, constants: Constants, name: str) -> Model
         if node.op == "Constant":
             key_of[node.outputs[0]] = constants.keep(constant_node(source_node, source.folder))
         elif node.op == "Transpose" and _is_matrix(source, node.inputs[0]):
-            turned[node.outputs[0]] = node.inputs[0]
+            transposed[node.outputs[0]] = node.inputs[0]
             matrix = source.stored(node.inputs[0])
             key_of[node.outputs[0]] = constants.keep(matrix.transpose(node.attributes.get("perm")))
         elif all(tensor in key_of or tensor in source.tensors for tensor in node.inputs if tensor):
@@ -188,7 +188,7 @@ def _build_program(source: OnnxSource, constants: Constants, name: str) -> Model
             nodes.append(_with_bias(node, constants, key_of, key) if node.op == "Gemm" else node)
     keys_read = {tensor: key(tensor) for node in nodes for tensor in node.inputs if key(tensor)}
     inputs, exits = _inputs(source), _exits(source)
-    return ModelProgram(name, source.opset, tuple(nodes), inputs, source.outputs, keys_read, turned, exits)
+    return ModelProgram(name, source.opset, tuple(nodes), inputs, source.outputs, keys_read, transposed, exits)
 
 
 def _exits(source: OnnxSource) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from weft_stitch.net import Array, Net
 from weft_stitch.reading.draft import Foreign, NetDraft, Shape
 from weft_stitch.reading.onnx_islands import Surveyor
 from weft_stitch.reading.onnx_ops import Operands, read_node
-from weft_stitch.reading.onnx_source import COARSE, OnnxSource, SourceNode, constant_node, fold, load, open_source
+from weft_stitch.reading.onnx_source import HALF_TYPES, OnnxSource, SourceNode, constant_node, fold, load, open_source
 
 _APPLIES_PADDING = ("Conv", "Pad")
 """Operators that apply the pending padding of their input themselves."""
@@ -133,7 +133,7 @@ class _OnnxReader:
         """The operands of *node* for its handler."""
         source = self._source
         return Operands(
-            node, self._draft, self._pictures, self._constants, self._rows, source.opset, source.precision in COARSE
+            node, self._draft, self._pictures, self._constants, self._rows, source.opset, source.precision in HALF_TYPES
         )
 
     def _keep_foreign(self, node: SourceNode, why: str) -> None:

@@ -47,9 +47,9 @@ FLOATS: Mapping[int, str] = {
     ElementType.BFLOAT16: "bfloat16",
 }
 """ONNX element type of floats that can be read -> its name."""
-WHOLE: Mapping[int, str] = {ElementType.INT64: "int64", ElementType.INT32: "int32", ElementType.BOOL: "bool"}
+TOKEN_TYPES: Mapping[int, str] = {ElementType.INT64: "int64", ElementType.INT32: "int32", ElementType.BOOL: "bool"}
 """ONNX element type of tokens and masks -> its name."""
-COARSE = ("float16", "bfloat16")
+HALF_TYPES = ("float16", "bfloat16")
 """Names of the 16-bit float types, called half precision in messages."""
 
 
@@ -102,10 +102,10 @@ class OnnxSource:
         return FLOATS[elements.most_common(1)[0][0]]
 
 
-def open_source(model: OnnxModel, folder: Path | None, taken: Mapping[int, str] = FLOATS) -> OnnxSource:
+def open_source(model: OnnxModel, folder: Path | None, input_types: Mapping[int, str] = FLOATS) -> OnnxSource:
     """Check *model* and order its nodes; ``ModelError`` if it is damaged.
 
-    *folder*: where its external data is. *taken*: the types that its inputs may have.
+    *folder*: where its external data is. *input_types*: the types that its inputs may have.
     """
     _require_text(model)
     if tasks := metadata(model).get(STITCHED_KEY, ""):
@@ -115,7 +115,7 @@ def open_source(model: OnnxModel, folder: Path | None, taken: Mapping[int, str] 
     if not graph.node or not graph.output:
         raise ModelError("it holds no graph with nodes and outputs; is it an ONNX model?")
     tensors = initializers(graph)
-    inputs = {value.name: _sizes(value, taken) for value in request_inputs(graph)}
+    inputs = {value.name: _sizes(value, input_types) for value in request_inputs(graph)}
     if not inputs:
         raise ModelError("it has no inputs")
     outputs = tuple(dict.fromkeys(value.name for value in graph.output))

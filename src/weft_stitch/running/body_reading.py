@@ -32,9 +32,9 @@ class BodyEncoder(NamedTuple):
     """Number of outputs of each model."""
     tokens: str
     """The input with token ids."""
-    kinds: str = ""
+    token_types: str = ""
     """The input with token types; empty if there is none."""
-    shown: str = ""
+    mask: str = ""
     """The attention mask, 1 at tokens and 0 at padding; empty if there is none."""
 
 
@@ -45,9 +45,9 @@ class EmbeddedTables(NamedTuple):
     """The input with token ids."""
     words: Array
     positions: Array
-    kinds: str = ""
+    token_types: str = ""
     """The input with token types; empty if there is none."""
-    kinds_table: Array | None = None
+    token_type_table: Array | None = None
 
 
 class DenseStep(NamedTuple):
@@ -94,15 +94,15 @@ class _EncoderReader:
         layers = [self._layer(*norms[first : first + 3]) for first in range(0, len(norms) - 1, 2)]
         pooler, classifier = self._heads()
         classes = tuple(self._matrix(classifier.product, task).shape[1] for task in range(self._body.tasks))
-        kinds = None if tables.kinds_table is None else self._tensor(tables.kinds_table)
+        token_types = None if tables.token_type_table is None else self._tensor(tables.token_type_table)
         weights = BodyWeights(
             self._tensor(tables.words), self._tensor(tables.positions), self._norm(norms[0]),
-            [layer for layer, _ in layers], self._head(pooler), self._head(classifier), layers[0][1], kinds,
+            [layer for layer, _ in layers], self._head(pooler), self._head(classifier), layers[0][1], token_types,
         )  # fmt: skip
-        masks = [name for name in self._body.inputs if name not in (tables.tokens, tables.kinds)]
+        masks = [name for name in self._body.inputs if name not in (tables.tokens, tables.token_types)]
         if len(masks) > 1:
             raise _unsupported(f"it is not known what its inputs {', '.join(masks)} are")
-        return BodyEncoder(self._body.names, weights, classes, tables.tokens, tables.kinds, "".join(masks))
+        return BodyEncoder(self._body.names, weights, classes, tables.tokens, tables.token_types, "".join(masks))
 
     # Parts of an encoder
 
@@ -132,7 +132,7 @@ class _EncoderReader:
         if len(others) > 1:
             raise _unsupported(f"it looks words up by {', '.join(others)}, too")
         embedded = EmbeddedTables(tokens, tables[tokens], positions)
-        return embedded._replace(kinds=others[0], kinds_table=tables[others[0]]) if others else embedded
+        return embedded._replace(token_types=others[0], token_type_table=tables[others[0]]) if others else embedded
 
     def _layer(self, before: int, between: int, behind: int) -> tuple[BodyLayer, int]:
         """The layer between three norms (given by their steps), and its number of heads."""

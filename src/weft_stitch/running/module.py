@@ -121,7 +121,7 @@ class FusedConv(torch.nn.Module):
         super().__init__()
         self.packed, self.rows, self.activation = packed, tuple(rows), activation
         self.shape = Shape(64, 32, 32)
-        self.reuses = False
+        self.overwrites_residual = False
         """Whether the output may be written over the residual, which no other step needs."""
         self._tables: dict[Any, tuple[Tensor, ...]] = {}
         """Number of positions and tile sizes -> tables of tiles, places and lines on the device."""
@@ -137,17 +137,17 @@ class FusedConv(torch.nn.Module):
         """
         x_last = x.permute(0, 2, 3, 1).contiguous()
         residual_last = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
-        target = residual_last if self.reuses and not keep else None
+        target = residual_last if self.overwrites_residual and not keep else None
         if into is not None and into.dtype == x.dtype and into.permute(0, 2, 3, 1).is_contiguous():
             target = into.permute(0, 2, 3, 1)
             if self.packed.ragged:
                 target.zero_()
-        y = self.launch(x_last, residual_last, target) if x.is_cuda else self.plainly(x_last, residual_last)
+        y = self.launch(x_last, residual_last, target) if x.is_cuda else self.run_plain(x_last, residual_last)
         if target is not None and y is not target:  # the plain twin does not write into a target
             y = target.copy_(y)
         return y.permute(0, 3, 1, 2)
 
-    def plainly(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def run_plain(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer by the numpy twin of the kernel: [rows, height, width, columns] in and out."""
         inputs, weights, scale, shift = (
             tensor.float().cpu().numpy() for tensor in (x, self.weights, self.scale, self.shift)
@@ -172,14 +172,14 @@ class FusedConv(torch.nn.Module):
         return y
 
     @property
-    def narrow(self) -> int:
+    def rider_width(self) -> int:
         """Columns of the tiles' riders (see ``PackedLayer.tiles``), a power of two from 16; 0 if they are too wide."""
         width = max(16, 1 << (self.packed.narrow - 1).bit_length()) if self.packed.narrow else 0
         return width if 2 * width <= self.shape.wide else 0
 
     def tables(self, positions: int, device: Any) -> tuple[Tensor, ...]:
         """Tables of tiles, places and lines on *device*, for *positions* output positions per row."""
-        tile_size = (self.shape.tall, self.shape.wide, self.narrow)
+        tile_size = (self.shape.tall, self.shape.wide, self.rider_width)
         key = (positions, tile_size, device)
         if key not in self._tables:
             tiles = self.packed.tiles([rows * positions for rows in self.rows], *tile_size)
@@ -213,7 +213,7 @@ class FusedConv(torch.nn.Module):
             ALIGN=packed.align, INPUT_ALIGN=packed.input_align,
             FLAT=shape.flat, DEPTH=packed.depth if shape.flat else 0,
             PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
-            TALL=shape.tall, WIDE=shape.wide, DEEP=shape.deep, NARROW=self.narrow,
+            TALL=shape.tall, WIDE=shape.wide, DEEP=shape.deep, NARROW=self.rider_width,
             num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
 
@@ -337,7 +337,7 @@ class StitchedModule(torch.nn.Module):
             module = MODULES[step.op](step, self.graph.constants)
             self.add_module(f"step_{len(self._modules)}", module)
             tensors = tuple(Name(name) for name in step.inputs if name and name not in self.graph.constants)
-            module.reuses = self._may_reuse(tensors, forget)
+            module.overwrites_residual = self._may_reuse(tensors, forget)
             return ReadyStep(module, tensors, step.outputs, forget)
         if step.op == "Island":
             return ReadyStep(step.attributes["payload"].run, tuple(map(Name, step.inputs)), step.outputs, forget)

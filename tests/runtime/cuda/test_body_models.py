@@ -312,7 +312,7 @@ def test_tiles_that_were_found_are_kept_and_lent(file: Path, monkeypatch: pytest
 
     def shaped(ladder: BodyLadder, rows: int, *, enough: bool) -> FusedBody:
         body, rung = FusedBody(weights), ladder.rung(rows, lambda run: run)
-        ladder._set_tiles(body, rung.layout.parts(rung.numbers).tables, lambda: enough)
+        ladder._set_tiles(body, rung.layout.views(rung.numbers).tables, lambda: enough)
         return body
 
     assert shaped(ladder, 64, enough=True).shapes, "the first is always looked for"
