@@ -291,7 +291,10 @@ class BodyLadder:
         return [TokenRow(index * models // request_count, zeros, zeros, zeros) for index in range(request_count)]
 
     def _set_tiles(self, body: FusedBody, tables: Any, enough: Callable[[], bool]) -> None:
-        """Set the tiles of *body*: stored ones for its rows, else tuned, or if time is up those of the nearest rung."""
+        """Set the tiles of *body*: stored ones for its rows, else tuned, or if time is up those of the nearest rung.
+
+        *tables*: the ``RowTables`` of an example batch. *enough*: as for ``rung``.
+        """
         from weft_stitch.running.kernel_shapes import tune_body
 
         rows = len(tables.positions)
