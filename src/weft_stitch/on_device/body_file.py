@@ -1,9 +1,9 @@
 """Stitched encoders on a GPU: rows of any models and lengths in one batch, computed by Triton kernels.
 
-A *rung* is a batch with a fixed number of rows (tokens of any models), captured as a CUDA graph; a *ladder* has rungs of
-64, 128, ... rows. A *body* is the backbone on the device: its shared weights, and *slots* with the own weights of
-models. A file that differs from a loaded one only in some of its models, such as one with an added model, takes slots
-in the same body, and nothing is captured again.
+A *rung* is a batch with a fixed number of rows (tokens of any models), captured as a CUDA graph; a *ladder* has rungs
+of 64, 128, ... rows. A *body* is the backbone on the device: shared weights, and *slots* for the models' own weights. A
+file that differs from a loaded one only in some of its models, such as one with an added model, takes slots in the same
+body, and nothing is captured again.
 
 Kernels and what they read are in ``weft_stitch.running``.
 """
@@ -225,7 +225,7 @@ class BodyFile:
         types = {spec.name: DATATYPES[spec.datatype] for spec in blueprint.inputs}
 
         def run_onnx(feeds: Sequence[Mapping[str, Array]]) -> list[Array]:
-            """Run the whole file in ONNX Runtime on an example for each model; keep its inputs and outputs for later."""
+            """Run the whole file in ONNX Runtime on an example for each model; keep inputs and outputs for later."""
             for task, feed in zip(blueprint.tasks, feeds, strict=True):
                 inputs_of_task = {task.inputs[port]: array for port, array in feed.items()}
                 inputs.update({name: array.astype(types[name]) for name, array in inputs_of_task.items()})

@@ -35,7 +35,7 @@ from weft_stitch.graph_steps import reshape
 from weft_stitch.net import Array, Value
 from weft_stitch.onnx_writer import OPSET
 from weft_stitch.reading.draft import Foreign, Picture, Shape, island_name, view_size
-from weft_stitch.reading.onnx_source import HALF_TYPES, FLOATS, OnnxSource, SourceNode
+from weft_stitch.reading.onnx_source import FLOATS, HALF_TYPES, OnnxSource, SourceNode
 
 _MOST_SHAPE_SIZE = 4096
 """Constants of more elements cannot be shapes: shape inference does not get their numbers."""

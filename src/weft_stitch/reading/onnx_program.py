@@ -25,7 +25,15 @@ from weft.runtime.metadata import EXITS_KEY
 from weft_stitch.graph import DYNAMIC, GraphTensor
 from weft_stitch.net import Array
 from weft_stitch.reading.draft import Foreign
-from weft_stitch.reading.onnx_source import FLOATS, TOKEN_TYPES, OnnxSource, SourceNode, constant_node, load, open_source
+from weft_stitch.reading.onnx_source import (
+    FLOATS,
+    TOKEN_TYPES,
+    OnnxSource,
+    SourceNode,
+    constant_node,
+    load,
+    open_source,
+)
 
 OLDEST = 13
 """The first operator set whose ``Split`` takes sizes that are computed at run time."""
@@ -106,7 +114,9 @@ class Constants:
         arrays: set[str] = set()
         for key in keys:
             # a key of no array is derived
-            arrays |= {key} & self.arrays.keys() or self.source_arrays(self.derived[key].inputs if key in self.derived else ())
+            arrays |= {key} & self.arrays.keys() or self.source_arrays(
+                self.derived[key].inputs if key in self.derived else ()
+            )
         return arrays
 
     def size_key(self, key: str) -> object:
