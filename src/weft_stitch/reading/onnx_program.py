@@ -1,7 +1,7 @@
 """ONNX files -> ModelProgram: the nodes of the file, with constants identified by their content; ``read_program``.
 
 Operators are not interpreted. To join programs, it is enough to know which constants are equal and which values are
-computed from constants alone; so a model may use any operators.
+computed from constants alone; so a model may use any operators. A *key* identifies a constant by its content.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ class Constants:
             self.arrays.pop(key, None)
 
     def source_arrays(self, keys: Iterable[str]) -> set[str]:
-        """The keys of the arrays that the constants *keys* are, or are computed from."""
+        """The keys of the stored arrays that the constants *keys* are, or are computed from."""
         arrays: set[str] = set()
         for key in keys:
-            # a key of no array is derived
+            # a key is that of an array, or of a derived constant, or empty
             arrays |= {key} & self.arrays.keys() or self.source_arrays(
                 self.derived[key].inputs if key in self.derived else ()
             )
@@ -203,7 +203,8 @@ def _build_program(source: OnnxSource, constants: Constants, name: str) -> Model
 
 def _exits(source: OnnxSource) -> tuple[str, ...]:
     """The early exits that the file's metadata names; empty if it names at most one."""
-    exits = tuple(filter(None, map(str.strip, metadata(source.proto).get(EXITS_KEY, "").split(","))))
+    listed = metadata(source.proto).get(EXITS_KEY, "").split(",")
+    exits = tuple(filter(None, map(str.strip, listed)))
     if unknown := [name for name in exits if name not in source.outputs]:
         raise StitchError(
             f"its {EXITS_KEY} names {unknown[0]}, which is none of its outputs {', '.join(source.outputs)}"
@@ -238,9 +239,10 @@ def _node(node: SourceNode) -> ProgramNode:
     if "." in node.op:
         raise StitchError(f"{node.name} is {node.op}, an operator of another domain; export it with plain operators")
     if node.op in _RANDOM or bodies(node.node):
-        raise StitchError(f"{node.name} is {node.op}, which draws lots or holds a graph; it cannot be stitched")
+        raise StitchError(f"{node.name} is {node.op}, which is random or contains a graph; it cannot be stitched")
     attributes = dict(sorted(node.values().items()))
     by_name = sorted(node.node.attribute, key=lambda attribute: attribute.name)
+    # the signature: operator, number of outputs, and a digest of the attributes
     content = b"\0".join(_without_names(attribute).SerializeToString(deterministic=True) for attribute in by_name)
     signature = f"{node.op} {len(node.outputs)} {blake2b(content, digest_size=16).hexdigest()}"
     return ProgramNode(node.name, node.op, node.inputs, node.outputs, attributes, signature, _module(node))

@@ -1,7 +1,8 @@
 """ONNX files -> Net: ``read_net``.
 
 The file is opened and checked and its constants are folded (``onnx_source``); every other node is translated to
-operations of a draft (``onnx_ops``) or, where the caller allows it, kept as an island (``onnx_islands``).
+operations of a draft (``onnx_ops``) or, where the caller allows it, kept as an island (``onnx_islands``). *Rounding*
+steps, which ``weft tune`` writes to simulate number formats, become one operation each.
 """
 
 from __future__ import annotations
@@ -65,13 +66,14 @@ class _OnnxReader:
         self._source = source
         self._islands = islands
         self._draft = NetDraft()
-        self._rows = next(iter(shapes.values()))[0]
+        self._rows = next(iter(shapes.values()))[0]  # all inputs have as many
         self._constants = _StoredArrays(source)
         self._pictures = {name: self._draft.input(name, shape[1:]) for name, shape in shapes.items()}
         self._surveyor = Surveyor(source, self._rows, self._pictures, self._constants)
         self._roundings = roundings(source)
         """Rounded tensor -> the steps that round it; each becomes one operation of the draft."""
         self._rounding_tensors = inner_tensors(self._roundings.values())
+        """The tensors inside these steps."""
 
     def net(self, title: str) -> Net:
         """Translate all nodes; return the net."""
@@ -85,7 +87,7 @@ class _OnnxReader:
         outputs = {name: self._pictures[name] for name in self._source.outputs if name in self._pictures}
         if missing := [name for name in self._source.outputs if name not in outputs]:
             raise StitchError(f"its output {missing[0]} does not depend on its inputs")
-        net, narrow = self._draft.finish(title, outputs, self._rows), narrow_nodes(self._source)
+        net, narrow = self._draft.finish(title, outputs, self._rows), narrow_nodes(self._source)  # *narrow*: node names
         ops = (replace(op, tuned=True) if op.kind == "conv" and op.name in narrow else op for op in net.ops)
         return replace(net, ops=tuple(ops)) if narrow else net
 
@@ -147,6 +149,7 @@ class _OnnxReader:
         self._flush(node)
         self._surveyor.infer_outputs(node)
         for name in filter(None, node.outputs):
+            # what cannot be a value of the net becomes a part of the islands that read it
             if name not in self._source.outputs and not self._surveyor.is_value(name):
                 self._surveyor.hidden[name] = node
                 continue
@@ -187,7 +190,7 @@ class _StoredArrays(dict[str, Array]):
 
 def _input_shapes(source: OnnxSource, batch: int | None, stated: Mapping[str, Shape]) -> dict[str, Shape]:
     """The full shape of every input, with *batch* rows where they are open; *stated*: shapes that the caller states."""
-    settled = settle(stated, source.inputs)
+    settled = settle(stated, source.inputs)  # the stated shapes, checked against the file
     if batch is not None and batch < 1:
         raise ModelError(f"a batch of {batch} is no batch; give 1 or more")
     # Inputs without a given shape take their rows from *batch*, which the given ones need not repeat.
@@ -202,7 +205,7 @@ def _input_shapes(source: OnnxSource, batch: int | None, stated: Mapping[str, Sh
 
 
 def _input_shape(name: str, sizes: Sequence[int | str], batch: int | None) -> Shape:
-    """The full shape of one input; ``ShapeNeeded`` if a size besides the rows is open."""
+    """The full shape of the input *name*; ``ShapeNeeded`` if one of its *sizes* besides the rows is open (a text)."""
     if len(sizes) < 2:
         raise ModelError(f"its input {name} has {len(sizes)} dimensions; rows of vectors or pictures can be stitched")
     rows = sizes[0]

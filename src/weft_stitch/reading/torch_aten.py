@@ -1,4 +1,7 @@
-"""Translate operators of exported torch graphs to operations of a ``NetDraft``: ``HANDLERS``, by name without ``_``."""
+"""Translate operators of exported torch graphs to operations of a ``NetDraft``: ``HANDLERS``, by name without ``_``.
+
+A *picture* is a tensor of the model as the draft knows it, without rows; its shape is ``Picture.view``.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ class Arguments:
     by_name: Mapping[str, Any]
     """Name of an argument -> its value; tensors are pictures or arrays."""
     rows: int
+    """The number of rows for which the model was exported."""
 
     def picture(self, name: str = "self") -> Picture:
         """The tensor *name*; ``Foreign`` if it is a constant."""
@@ -50,19 +54,20 @@ class Arguments:
         return value if isinstance(value, Picture) else self.required(name)
 
     def number(self, name: str) -> float:
+        """The argument *name* as a float."""
         return float(self.by_name[name])
 
     def pair(self, name: str) -> tuple[int, int]:
         """An argument of two numbers, or of one that stands for both."""
         value = self.by_name[name]
-        value = list(value) if isinstance(value, Sequence) else [value]
-        return (value * 2)[0], (value * 2)[1]
+        numbers = (list(value) if isinstance(value, Sequence) else [value]) * 2
+        return numbers[0], numbers[1]
 
     def axes(self, name: str, x: Picture) -> list[int]:
         """The dimensions of *x* that the argument *name* lists, counted from the front, in ascending order."""
         value = self.by_name[name]
-        value = list(value) if isinstance(value, Sequence) else [value]
-        return sorted(axis % (len(x.view) + 1) for axis in value)
+        axes = list(value) if isinstance(value, Sequence) else [value]
+        return sorted(axis % (len(x.view) + 1) for axis in axes)
 
 
 Handler = Callable[[Arguments], Picture]
@@ -245,7 +250,7 @@ def _dropout(a: Arguments) -> Picture:
 
 def _pad(a: Arguments) -> Picture:
     """A padding with zeros along height and width."""
-    x, pads = a.picture(), list(a.by_name["pad"])
+    x, pads = a.picture(), list(a.by_name["pad"])  # pairs, from the last dimension to the first
     if a.by_name.get("mode", "constant") != "constant" or a.by_name.get("value") or len(x.view) != 3:
         raise Foreign("it pads with something else than zeros")
     left, right, top, bottom, *other_pads = (*pads, 0, 0, 0, 0)[: max(4, len(pads))]
@@ -256,7 +261,7 @@ def _pad(a: Arguments) -> Picture:
 
 def _cast(a: Arguments) -> Picture:
     if "float" not in str(a.by_name.get("dtype") or "float"):
-        raise Foreign("it makes other numbers than floats")
+        raise Foreign("its result is not of a float type")
     return a.picture()
 
 
