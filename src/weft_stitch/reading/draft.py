@@ -18,17 +18,7 @@ from typing import Any
 import numpy as np
 
 from weft.base.errors import ModelError
-from weft_stitch.net import (
-    ROUNDING,
-    Array,
-    Net,
-    Op,
-    Port,
-    Value,
-    Window,
-    finite,
-    infer,
-)
+from weft_stitch.net import ROUNDING, Array, Net, Op, Port, Value, Window, finite, infer
 
 Pads = tuple[int, int, int, int]
 """Top, left, bottom, right."""

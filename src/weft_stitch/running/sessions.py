@@ -153,12 +153,7 @@ class Difference(NamedTuple):
 
 
 def largest_difference(
-    graph: Graph,
-    family: Family,
-    sources: Sequence[Path | None],
-    rows: Sequence[int],
-    *,
-    threads: int = 1,
+    graph: Graph, family: Family, sources: Sequence[Path | None], rows: Sequence[int], *, threads: int = 1
 ) -> Difference:
     """Run *graph* and its models on the same random inputs; return by how much outputs differ.
 
