@@ -30,7 +30,8 @@ class Encoder:
 
     def __call__(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = self.weights
-        x = self.normed(functional.embedding(tokens, given.words) + given.positions[: tokens.shape[1]], given.embedded)
+        embedded = functional.embedding(tokens, given.words) + given.positions[: tokens.shape[1]]
+        x = self.normed(embedded, given.embedding_norm)
         for number, layer in enumerate(given.layers):
             x = self.layer(x, number, layer)
         return self.answers(x[:, 0])

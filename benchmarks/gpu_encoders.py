@@ -133,7 +133,7 @@ class Stock:
         """What so many models hold apart."""
         rest = [array for layer in self.weights.layers for array in (*layer.attention_norm[:2], *layer.outer_norm[:2])]
         rest += [getattr(layer, name).bias for layer in self.weights.layers for name in NAMES]
-        rest += [self.weights.words, self.weights.positions, *self.weights.embedded[:2]]
+        rest += [self.weights.words, self.weights.positions, *self.weights.embedding_norm[:2]]
         products = [weight[0] for layer in self.whole.layers for weight in layer.values()]
         heads = [weight[0] for head in (self.weights.pooler, self.weights.classifier) for weight in head]
         return models * sum(array.nbytes for array in (*rest, *products, *heads))

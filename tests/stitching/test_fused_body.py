@@ -87,7 +87,7 @@ def alone(body, model, tokens):
     def normed(x, each):
         return torch.nn.functional.layer_norm(x, (WIDTH,), of(each.scale), of(each.shift), each.epsilon)
 
-    x = normed(body.words[tokens] + body.positions[: len(tokens)], body.embedded)
+    x = normed(body.words[tokens] + body.positions[: len(tokens)], body.embedding_norm)
     for each in body.layers:
         q, k, v = linear(x, each.qkv).unflatten(1, (3, HEADS, -1)).permute(1, 2, 0, 3)
         seen = torch.softmax(q @ k.transpose(1, 2) * (WIDTH // HEADS) ** -0.5, -1) @ v

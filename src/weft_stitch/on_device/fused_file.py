@@ -112,10 +112,7 @@ def _cost(graph: Graph, step: GraphStep, item_bytes: int) -> StepCost:
 
 
 def tune_within(module: StitchedModule, example: Sequence[Tensor], enough: Callable[[], bool]) -> None:
-    """Find the fastest tiles of a module's fused layers on CUDA by trials, until *enough* returns True.
-
-    Without TF32, as the layers are run later.
-    """
+    """Find the fastest tiles of a module's fused layers by trials, without TF32, until *enough* returns True."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         tune(module, *example, enough=enough)
 
@@ -160,7 +157,6 @@ class RoundProgram:
         """Tensors between steps that are in channels-last order (see ``record_orders``)."""
         self.outputs = tuple(output.name for output in self.graph.outputs)
         model_inputs = [port.name for port in self.graph.inputs]
-        # tensor -> index of a step
         self._writer_of = {name: index for index, step in enumerate(self.graph.steps) for name in step.outputs}
         self._last_reader_of = {name: index for index, step in enumerate(self.graph.steps) for name in step.inputs}
         # StackRows converts its inputs to the module's type itself; all other steps need inputs of that type.
@@ -223,10 +219,7 @@ class RoundProgram:
         return {name: tensors[name] for name in piece.outputs}
 
     def record_orders(self, values: Mapping[str, Any]) -> None:
-        """Run the steps before the first output once, one by one; record which tensors are in channels-last order.
-
-        So buffers between segments can have the same order. *values*: inputs of the models.
-        """
+        """Run the steps before the first output, one by one; record for buffers which tensors are channels-last."""
         tensors, channels_last = dict(values), set[str]()
         for index in range(self._first_output_step):
             results = self._run_piece(self.piece(index, index + 1), tensors, {})
@@ -257,7 +250,6 @@ class RoundSegment(ProgramSegment):
         self._round = program
 
     def _bind(self, sources: Mapping[str, Any], targets: Mapping[str, Any]) -> Runnable:
-        """The segment on the buffers *sources* and *targets*."""
         return _BoundRound(self._round, self._piece, sources, targets)
 
 

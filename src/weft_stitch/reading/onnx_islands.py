@@ -2,7 +2,8 @@
 
 A *value* is a tensor that a net can hold: rows of vectors or of pictures. An island is the node that writes a value,
 with the nodes before it whose tensors are no values (indices, other ranks), called *hidden*. Its nodes are converted to
-``OPSET``, the operator set of stitched files, so that they mean the same there.
+``OPSET``, the operator set of stitched files, so that they mean the same there. ``adapt_to_rows`` changes constant
+shapes that contain the file's number of rows, so that an island takes any number.
 """
 
 from __future__ import annotations
@@ -220,10 +221,7 @@ class Surveyor:
     def _convert(
         self, nodes: Sequence[SourceNode], inputs: Sequence[str], output: str, stored: dict[str, Array]
     ) -> tuple[list[OnnxNode], dict[str, Array]]:
-        """The nodes in the operator set ``OPSET``, and the constants that they read there.
-
-        *stored*: the constants that they read in the file.
-        """
+        """The nodes in the operator set ``OPSET``, and their constants there; *stored*: those in the file."""
         protos = [node.node for node in nodes]
         if all(_same_meaning(node.op, self._opset) for node in nodes):
             return protos, stored
@@ -336,10 +334,7 @@ def adapt_to_rows(
 
 
 class _RowsTracker:
-    """Tracks through the nodes of an island which dimension of a tensor holds the rows.
-
-    Results are in its attributes; see ``AdaptedNodes``.
-    """
+    """Tracks through the nodes of an island which dimension of a tensor holds the rows; see ``AdaptedNodes``."""
 
     def __init__(
         self,
@@ -414,7 +409,7 @@ class _RowsTracker:
         rows_axis += max(0, len(target) - len(input_shape))
         target_index = rows_axis - max(0, len(input_shape) - len(target))
         if target_index >= 0 and target[target_index] == self._rows:
-            node = self._change_target(node, target_index, 1)
+            node = self._change_target(node, target_index, 1)  # 1: the size of the input
         return node, rows_axis
 
     def _change_target(self, node: OnnxNode, index: int, size: int) -> OnnxNode:

@@ -25,15 +25,7 @@ from weft.runtime.metadata import EXITS_KEY
 from weft_stitch.graph import DYNAMIC, GraphTensor
 from weft_stitch.net import Array
 from weft_stitch.reading.draft import Foreign
-from weft_stitch.reading.onnx_source import (
-    FLOATS,
-    TOKEN_TYPES,
-    OnnxSource,
-    SourceNode,
-    constant_node,
-    load,
-    open_source,
-)
+from weft_stitch.reading.onnx_source import FLOATS, INTEGERS, OnnxSource, SourceNode, constant_node, load, open_source
 
 OLDEST = 13
 """The first operator set whose ``Split`` takes sizes that are computed at run time."""
@@ -113,10 +105,8 @@ class Constants:
         """The keys of the stored arrays that the constants *keys* are, or are computed from."""
         arrays: set[str] = set()
         for key in keys:
-            # a key is that of an array, or of a derived constant, or empty
-            arrays |= {key} & self.arrays.keys() or self.source_arrays(
-                self.derived[key].inputs if key in self.derived else ()
-            )
+            sources = self.derived[key].inputs if key in self.derived else ()  # the key of an array has none
+            arrays |= {key} & self.arrays.keys() or self.source_arrays(sources)
         return arrays
 
     def size_key(self, key: str) -> object:
@@ -155,14 +145,14 @@ def takes_whole_numbers(path: str | os.PathLike[str]) -> bool:
         inputs = glanced_inputs(path, requests=True)
     except Exception:  # protobuf's DecodeError has no public home; reading the whole file raises a proper error later
         return False
-    return any(value.type.tensor_type.elem_type in TOKEN_TYPES for value in inputs)
+    return any(value.type.tensor_type.elem_type in INTEGERS for value in inputs)
 
 
 def read_program(path: str | os.PathLike[str], constants: Constants, name: str = "") -> ModelProgram:
     """Read the model in the file *path*; its constants are stored in *constants*."""
     file = Path(path)
     try:
-        source = open_source(load(file), file.parent, {**FLOATS, **TOKEN_TYPES})
+        source = open_source(load(file), file.parent, {**FLOATS, **INTEGERS})
         if source.opset < OLDEST:
             raise StitchError(f"its operators are of set {source.opset}; export it with opset {OLDEST} or later")
         return _build_program(source, constants, name or file.stem)

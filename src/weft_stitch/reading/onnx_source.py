@@ -47,7 +47,7 @@ FLOATS: Mapping[int, str] = {
     ElementType.BFLOAT16: "bfloat16",
 }
 """ONNX element type of floats that can be read -> its name."""
-TOKEN_TYPES: Mapping[int, str] = {ElementType.INT64: "int64", ElementType.INT32: "int32", ElementType.BOOL: "bool"}
+INTEGERS: Mapping[int, str] = {ElementType.INT64: "int64", ElementType.INT32: "int32", ElementType.BOOL: "bool"}
 """ONNX element type of inputs that are tokens or masks -> its name."""
 HALF_TYPES = ("float16", "bfloat16")
 """Names of the 16-bit float types, called half precision in messages."""

@@ -191,7 +191,7 @@ class _EncoderReader:
         width = self._matrix(dense.product, 0).shape[0]
         if len(sizes) > 1 and max(sizes[-2:]) > 0:  # one of the two may be -1
             return sizes[-2] if sizes[-2] > 0 else width // sizes[-1]
-        raise _unsupported(f"it is not seen how many heads {self._step_name(dense.product)} is for")
+        raise _unsupported(f"the number of heads of {self._step_name(dense.product)} is not in the graph")
 
     def _heads(self) -> tuple[DenseStep, DenseStep]:
         """The pooler and the classifier."""
@@ -231,8 +231,7 @@ class _EncoderReader:
     def _product_behind(self, value: BodyValue) -> DenseStep:
         """The product that computes *value*, with its bias."""
         number = value.step
-        # go back over the bias to the product
-        while number >= 0 and (self._body.steps[number].node.op == "Identity" or self._is_bias(number)):
+        while number >= 0 and (self._body.steps[number].node.op == "Identity" or self._is_bias(number)):  # go back
             number = next(source.step for source in self._body.steps[number].inputs if source is not None)
         if number < 0 or not self._is_product(number):
             raise _unsupported(f"{self._step_name(value.step)} is no product with weights")
@@ -342,10 +341,7 @@ class _EncoderReader:
         return SharedProduct(*tensors, *self._stack_factors(dense_steps, weight, padded_rank))
 
     def _stack_factors(self, dense_steps: Sequence[DenseStep], weight: Array, room: int) -> tuple[Tensor, Tensor]:
-        """``down`` and ``up`` of a ``SharedProduct``: all models' factors, padded with zeros to the rank *room*.
-
-        *weight*: the joint weight, [depth, width].
-        """
+        """``down`` and ``up`` for *weight* [depth, width]: all models' factors, padded to the rank *room*."""
         (depth, width), tasks = weight.shape, self._body.tasks
         down = np.zeros((tasks, len(dense_steps), room, depth), np.float32)
         up = np.zeros((tasks, room, width), np.float32)

@@ -72,9 +72,9 @@ def map_weights(
         )  # fmt: skip
 
     return weights._replace(
-        words=shared(weights.words), positions=shared(weights.positions), embedded=map_norm(weights.embedded),
-        layers=[map_layer(layer) for layer in weights.layers], pooler=map_head(weights.pooler),
-        classifier=map_head(weights.classifier),
+        words=shared(weights.words), positions=shared(weights.positions),
+        embedding_norm=map_norm(weights.embedding_norm), layers=[map_layer(layer) for layer in weights.layers],
+        pooler=map_head(weights.pooler), classifier=map_head(weights.classifier),
         token_types=None if weights.token_types is None else shared(weights.token_types),
     )  # fmt: skip
 
@@ -256,10 +256,7 @@ class BodyLadder:
         return max(LEAST_ROWS, room_for(rows))
 
     def rung(self, rows: int, capture: Capture, enough: Callable[[], bool] = lambda: False) -> BodyRung:
-        """The rung of *rows* token rows, which is built at first use.
-
-        *capture*: captures its run. *enough*: returns whether the time for tuning its tiles is used up.
-        """
+        """The rung of *rows* token rows. *enough* returns whether the time for tuning its tiles is used up."""
         if rows not in self._rungs:
             self._rungs[rows] = self._build(rows, capture, enough)
         return self._rungs[rows]
@@ -291,10 +288,7 @@ class BodyLadder:
         return [TokenRow(index * models // request_count, zeros, zeros, zeros) for index in range(request_count)]
 
     def _set_tiles(self, body: FusedBody, tables: Any, enough: Callable[[], bool]) -> None:
-        """Set the tiles of *body*: stored ones for its rows, else tuned, or if time is up those of the nearest rung.
-
-        *tables*: the ``RowTables`` of an example batch. *enough*: as for ``rung``.
-        """
+        """Set the tiles of *body*: stored ones for its rows, else tuned, or if time is up those of the nearest rung."""
         from weft_stitch.running.kernel_shapes import tune_body
 
         rows = len(tables.positions)
@@ -339,7 +333,6 @@ class FusedEncoder:
         bench = BodyBench(stitching.body, list(stitching.files.values()), 1)
 
         def run_separately(feeds: Sequence[Feed]) -> list[Array]:
-            """Run each model alone on its inputs; return its output."""
             ports = stitching.body.ports
             typed = [{name: array.astype(ports[task][name].dtype) for name, array in feed.items()}
                      for task, feed in enumerate(feeds)]  # fmt: skip

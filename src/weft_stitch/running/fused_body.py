@@ -122,7 +122,7 @@ class BodyWeights(NamedTuple):
     words: Tensor
     """Embeddings of tokens."""
     positions: Tensor
-    embedded: RowNorm
+    embedding_norm: RowNorm
     """The norm of the summed embeddings."""
     layers: Sequence[BodyLayer]
     pooler: OwnHead
@@ -174,7 +174,7 @@ class FusedBody:
         added = weights.positions[tables.positions]  # to the embeddings of the tokens
         if weights.token_types is not None:
             added = added + (weights.token_types[:1] if token_types is None else weights.token_types[token_types])
-        x = self.norm(weights.words[tokens], added, weights.embedded, tables)
+        x = self.norm(weights.words[tokens], added, weights.embedding_norm, tables)
         for layer in weights.layers:
             attended = self.attention(self.product(x, layer.qkv, tables), tables, longest)
             attention_out = self.product(attended, layer.attention_out, tables, summed=True)
@@ -276,10 +276,7 @@ def product_call(
 
 
 def launch_narrow(x: Tensor, product: SharedProduct, tables: RowTables, early: Early = Early.NONE) -> Tensor:
-    """Launch ``x @ down`` with the factors of each row's model; return the sums over parts of the depth.
-
-    They are [part, section, rows, rank].
-    """
+    """Launch ``x @ down`` with each row's model's factors, in parts of the depth: [part, section, rows, rank]."""
     from weft_stitch.running.body_kernels import narrow_kernel
 
     rows, depth, sections = len(x), len(product.weight), product.sections
@@ -355,13 +352,10 @@ def launch_head(
 
 
 def _launch_settings(x: Tensor, *, early: bool) -> dict[str, bool]:
-    """Settings of a launch. *early*: start before the previous kernel has ended, if the GPU can.
-
-    EARLY makes a kernel wait for the previous one by itself; it is set on such GPUs even if only the next one is early.
-    """
+    """Settings of a launch; *early*: before the previous kernel has ended, from compute capability 9 (Hopper) on."""
     if not (x.is_cuda and able_to_start_early(x.device)):
         return {"EARLY": False}
-    return {"EARLY": True, "launch_pdl": early}
+    return {"EARLY": True, "launch_pdl": early}  # EARLY: the kernel waits by itself, and lets an early one follow
 
 
 def able_to_start_early(device: Any) -> bool:

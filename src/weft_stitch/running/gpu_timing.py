@@ -1,7 +1,6 @@
 """Time and memory of the ways to run many models in torch: ``prepare``, ``times_ms``.
 
-``GraphClock``, a ``GraphCost`` (the cost by which a planner chooses), times graphs at a ``Place``; ``plan_for`` chooses
-forms for that place by these times.
+``GraphClock``, a ``GraphCost``, times graphs at a ``Place``; ``plan_for`` chooses forms for that place by these times.
 
 Memory is what torch's allocator has handed out: the weights and tables that stay, and the peak that a run adds to them
 (activations, workspaces) once cuDNN has chosen its algorithms, whose trials are not counted. Branches that run at the
@@ -63,10 +62,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RivalWay:
-    """A way to run all tasks: ``call`` with ``inputs``; a CUDA graph reads them at these addresses.
-
-    A call that runs branches at the same time may have an attribute ``branch_bytes``: the memory of all together.
-    """
+    """A way to run all tasks: ``call`` with ``inputs``; a CUDA graph reads them at these addresses."""
 
     name: str
     call: Call
@@ -164,7 +160,7 @@ def prepare(way: RivalWay) -> TimedWay:
     replay, outputs = _capture(way) if way.captured else (way.run, way.run())
     torch.cuda.synchronize()
     added_bytes = torch.cuda.max_memory_allocated() - allocated_before
-    added_bytes = getattr(way.call, "branch_bytes", added_bytes)
+    added_bytes = getattr(way.call, "branch_bytes", added_bytes)  # of branches at the same time: those of all together
     pool_bytes = torch.cuda.memory_reserved() - reserved_before if way.captured else None
     with_workspace = torch.cuda.memory_allocated()
     settle()  # frees the workspace
@@ -210,8 +206,7 @@ def times_ms(runs: Mapping[str, TimedWay], *, rounds: int = ROUNDS, replays: int
 def _replays(run: TimedWay, most: int) -> int:
     """The calls per round: *most*, or as many as take ``ROUND_S`` seconds, but at least ``FEWEST``."""
     once_ms = _mean_ms(run, 1)
-    fitting = round(1e3 * ROUND_S / max(once_ms, 1e-3))
-    return max(min(most, FEWEST), min(most, fitting))
+    return max(min(most, FEWEST), min(most, round(1e3 * ROUND_S / max(once_ms, 1e-3))))
 
 
 def _mean_ms(run: TimedWay, count: int) -> float:
@@ -259,10 +254,7 @@ def plan_for(
     clock: GraphClock | None = None,
     weight_cap_bytes: int | None = None,
 ) -> Plan:
-    """The fastest plan for *family* at *place*: segments by the estimates of a described GPU, whole graphs by *clock*.
-
-    *weight_cap_bytes*: the most bytes that weights may take.
-    """
+    """The fastest plan for *family* at *place*: segments by estimates for a described GPU, whole graphs by *clock*."""
     return plan(
         family,
         sharing,

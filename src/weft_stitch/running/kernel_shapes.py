@@ -61,8 +61,6 @@ MIXED = 64
 """Rows of a tile from which it may contain many models, so that a separate kernel for narrow factors may be faster."""
 FEW, MANY = 12, 800
 """Least and most programs of a launch: with fewer, most of a GPU is idle; with more, small tiles read too much."""
-LARGE = 128 * 128
-"""Values of a tile from which it reads little per value, however many programs there are."""
 
 TileChoice = TypeVar("TileChoice", Shape, TileShape)
 Trial = tuple[FusedConv, Tensor, Tensor | None]
@@ -340,9 +338,8 @@ def _fitting_tiles(product: SharedProduct, rows: int, summed: bool, least: int) 
     for parts in PARTS if summed else (1,):
         for shape in (candidate._replace(parts=parts) for candidate in PRODUCT_SHAPES):
             programs = -(-rows // shape.tall) * product.weight.shape[1] // shape.wide * parts
-            is_large = shape.tall * shape.wide >= LARGE and parts == 1
-            mostly_used = shape.tall < 2 * rows
-            if product.fits(shape) and mostly_used and programs >= least and (programs <= MANY or is_large):
+            is_large = shape.tall * shape.wide >= 128 * 128 and parts == 1  # it reads little for each of its values
+            if product.fits(shape) and shape.tall < 2 * rows and least <= programs and (programs <= MANY or is_large):
                 yield shape
                 if product.rank and shape.tall >= MIXED:
                     yield shape._replace(before=True)

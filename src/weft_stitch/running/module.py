@@ -132,7 +132,7 @@ class FusedConv(torch.nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor | None = None, *, into: Tensor | None = None, keep: bool = False
     ) -> Tensor:
-        """The layer's output.
+        """The layer's output: [rows, columns, height, width], as *x* and *residual*.
 
         *into*: memory for it, used if it is in channels-last order. *keep*: do not write over the residual.
         """
@@ -174,10 +174,7 @@ class FusedConv(torch.nn.Module):
 
     @property
     def rider_width(self) -> int:
-        """Columns of a rider, a task's own block computed with a shared one's tile (see ``PackedLayer.tiles``).
-
-        A power of two from 16; 0 if that is more than half a tile's width, when riders are not worth it.
-        """
+        """Columns of a rider (``PackedLayer.tiles``): a power of two from 16; 0 if that is over half a tile's width."""
         width = max(16, 1 << (self.packed.narrow - 1).bit_length()) if self.packed.narrow else 0
         return width if 2 * width <= self.shape.wide else 0
 
