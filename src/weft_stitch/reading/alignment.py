@@ -325,9 +325,9 @@ def _equal_weights(op: Op, other: Op) -> int:
 def _bridge(
     task: _AlignedModel, tail: Sequence[Op], outputs: Mapping[str, tuple[Port, ...]], index: int
 ) -> dict[str, str]:
-    """The values of common layers that *tail* reads, or that not all models output: the model's name -> the family's.
+    """Name in the model -> name in the family, for values of common layers that the model itself needs.
 
-    *index*: the task of the model.
+    These are values that its *tail* reads, or that it outputs and some model does not. *index*: the model's task.
     """
     family_names = {model_name: name for name, model_name in task.names.items()}
     family_outputs = {ports[index].value for ports in outputs.values()}

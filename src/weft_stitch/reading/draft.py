@@ -138,7 +138,7 @@ class NetDraft:
 
     def linear(self, name: str, x: Picture, weight: Array, bias: Array | None) -> Picture:
         """Add a fully connected layer, as a convolution whose window covers the whole picture. *weight*: [out, in]."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         size = self.size(x)
         if len(x.view) != 1:
             raise Foreign(f"it multiplies rows of {_text(x.view)}; rows of plain vectors are understood")
@@ -152,7 +152,7 @@ class NetDraft:
 
     def affine(self, name: str, x: Picture, scale: Array | None, shift: Array | None) -> Picture:
         """Multiply by *scale* and add *shift*, each one number per channel of the net's value."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         channels = self.size(x).channels
         for table in (scale, shift):
             if table is not None and table.shape != (channels,):
@@ -198,17 +198,17 @@ class NetDraft:
 
     def unary(self, name: str, x: Picture, function: str, **settings: float) -> Picture:
         """Add an elementwise function (see ``Op.function``)."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         return self._add(name, "unary", [x.value], view=x.view, function=function, settings=settings)
 
     def rounding(self, name: str, x: Picture, payload: Any) -> Picture:
         """Round *x* to a number format, element by element, by the steps in *payload*."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         return self._add(name, "unary", [x.value], view=x.view, function=ROUNDING, payload=payload)
 
     def combine(self, name: str, kind: str, left: Picture, right: Picture) -> Picture:
         """Add ("add") or multiply ("mul") two tensors; one may be broadcast over positions, or over channels."""
-        left, right = self.flush(left), self.flush(right)
+        left, right = self.apply_pads(left), self.apply_pads(right)
         left_size, right_size = self.size(left), self.size(right)
         if left.view == right.view and left_size == right_size:
             return self._add(name, kind, [left.value, right.value], view=left.view)
@@ -244,7 +244,7 @@ class NetDraft:
 
     def prelu(self, name: str, x: Picture, slope: Array) -> Picture:
         """Add a PReLU: the positive part of *x*, plus *slope* (per channel) times its negative part."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         if (slope == slope[0]).all():
             return self.unary(name, x, "LeakyRelu", alpha=float(slope[0]))
         negative = self.unary(f"{name}.negative", self.unary(f"{name}.minus", x, "Neg"), "Relu")
@@ -253,7 +253,7 @@ class NetDraft:
 
     def concat(self, name: str, parts: Sequence[Picture]) -> Picture:
         """Concatenate along the channels, or along flat vectors."""
-        parts = [self.flush(picture) for picture in parts]
+        parts = [self.apply_pads(picture) for picture in parts]
         sizes = [self.size(picture) for picture in parts]
         extents = {(size.height, size.width) for size in sizes}
         if len(extents) > 1 or not (
@@ -272,7 +272,7 @@ class NetDraft:
 
         *ceil*: round the output's size up. *count_pads*: padding counts in averages.
         """
-        x = self.flush(x)
+        x = self.apply_pads(x)
         if not self._keeps_shape(x):
             raise Foreign(f"it pools rows of {_text(x.view)}; pictures are understood")
         size = self.size(x)
@@ -290,14 +290,14 @@ class NetDraft:
 
     def global_pool(self, name: str, x: Picture, *, keep: bool) -> Picture:
         """The mean over all positions of each channel; *keep*: keep dimensions of size 1."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         self._require_channels(x)
         view = (self.size(x).channels, *(1,) * (len(x.view) - 1)) if keep else (self.size(x).channels,)
         return self._add(name, "global_pool", [x.value], view=view)
 
     def global_max(self, name: str, x: Picture, *, keep: bool) -> Picture:
         """The largest number of each channel; *keep*: keep dimensions of size 1."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         self._require_channels(x)
         size = self.size(x)
         view = (size.channels, *(1,) * (len(x.view) - 1)) if keep else (size.channels,)
@@ -305,13 +305,13 @@ class NetDraft:
 
     def reshape(self, x: Picture, view: Sequence[int]) -> Picture:
         """*x* with the shape *view*; no operation is added."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         if math.prod(view) != math.prod(x.view):
             raise ModelError(f"rows of {_text(x.view)} cannot take the shape {_text(view)}")
         return replace(x, view=tuple(view))
 
     def pad(self, x: Picture, pads: Pads) -> Picture:
-        """*x* with additional padding, which is applied later (see ``flush``)."""
+        """*x* with additional padding, which is applied later (see ``apply_pads``)."""
         if not self._keeps_shape(x) or min(pads) < 0:
             raise Foreign(f"it pads rows of {_text(x.view)} by {_text(pads)}")
         return replace(x, pads=add_pads(x.pads, pads))
@@ -323,7 +323,7 @@ class NetDraft:
         """
         return self._add(name, "island", [picture.value for picture in inputs], view=view, payload=payload)
 
-    def flush(self, x: Picture) -> Picture:
+    def apply_pads(self, x: Picture) -> Picture:
         """Apply the padding of *x*, by a depthwise convolution with ones."""
         if not any(x.pads):
             return x
@@ -337,7 +337,7 @@ class NetDraft:
         """The net with *outputs* (name of a port -> picture), without operations that no output needs."""
         ports: list[Port] = []
         for port, picture in outputs.items():
-            picture = self.flush(picture)
+            picture = self.apply_pads(picture)
             if picture.value in {written.value for written in ports}:  # outputs are told apart by their values: copy it
                 ones = np.ones(self.size(picture).channels, np.float32)
                 picture = self._add(f"{picture.value}.again", "affine", [picture.value], view=picture.view, scale=ones)

@@ -101,7 +101,7 @@ class _OnnxReader:
             self._pictures[output] = self._draft.rounding(node.name, self._pictures[rounding.source], rounding)
             return
         if node.op not in _APPLIES_PADDING:
-            self._flush(node)
+            self._apply_pads(node)
         if node.op == "Constant":
             self._constants[node.outputs[0]] = constant_node(node, self._source.folder)
         # shapes are constants: a net is read for one number of rows
@@ -146,7 +146,7 @@ class _OnnxReader:
         if not self._islands:
             raise Foreign(why)
         node = self._surveyor.as_read(node)
-        self._flush(node)
+        self._apply_pads(node)
         self._surveyor.infer_outputs(node)
         for name in filter(None, node.outputs):
             # what cannot be a value of the net becomes a part of the islands that read it
@@ -157,11 +157,11 @@ class _OnnxReader:
             inputs = [self._pictures[tensor] for tensor in sources]
             self._pictures[name] = self._draft.island(node.name, inputs, island, island.view)
 
-    def _flush(self, node: SourceNode) -> None:
+    def _apply_pads(self, node: SourceNode) -> None:
         """Apply the pending padding of the inputs of *node*, because it is part of their shape."""
         for name in node.inputs:
             if name in self._pictures:
-                self._pictures[name] = self._draft.flush(self._pictures[name])
+                self._pictures[name] = self._draft.apply_pads(self._pictures[name])
 
     def _refusal(self, node: SourceNode, why: str) -> str:
         """The message for a node that is neither understood nor kept as an island."""

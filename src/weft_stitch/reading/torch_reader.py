@@ -245,7 +245,7 @@ class _TorchReader:
             raise Foreign(f"{why}, and it writes over what others read")
         for source in node.all_input_nodes:
             if source.name in self._pictures:
-                self._pictures[source.name] = self._draft.flush(self._pictures[source.name])
+                self._pictures[source.name] = self._draft.apply_pads(self._pictures[source.name])
         shape = tuple(node.meta["val"].shape) if _is_tensor(node) else ()
         is_output = node.name in {getattr(output, "name", "") for output in self._outputs()}
         # what cannot be a value of the net becomes a part of the islands that read it

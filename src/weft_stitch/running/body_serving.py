@@ -114,7 +114,7 @@ class SlottedBody:
     def __init__(self, encoder: BodyEncoder, shared: bytes, device: Any, dtype: Any) -> None:
         """Copy the shared weights to *device*; all slots are empty. *shared*: the digest of ``BodyDigests.shared``."""
         self.shared, self.dtype = shared, dtype
-        self.room = len(encoder.names) + max(LEAST_SPARE, len(encoder.names) // SPARE)
+        self.room = len(encoder.names) + max(LEAST_SPARE, len(encoder.names) // SPARE)  # number of slots
         self._digests: list[bytes | None] = [None] * self.room
         """For each slot, the digest of the model whose weights it holds; None if it holds none."""
         self._users = [0] * self.room
