@@ -204,7 +204,7 @@ class BodyFile:
             encoder = self._encoder()
             digests = body_serving.digests(encoder)
             if not (self._learn or any(body.slotted.shared == digests.shared for body in list(BODIES))):
-                raise NotLearned(f"{self._path}: no body is there that it fits")
+                raise NotLearned(f"{self._path}: no loaded body fits it")
             session = open_model(self._path, max(4, self._options.threads), thrifty=False)
             exits = named_exits(self._options, session)
             blueprint = with_tasks(whole_blueprint(session, self._path, None), session, exits)
@@ -212,7 +212,7 @@ class BodyFile:
         except (OutOfTime, Unfit, ModelError):
             raise
         except Exception as error:  # torch and the kernels' compiler raise types of their own
-            if lacks_memory(error):
+            if lacks_memory(error):  # the caller may make room and try again
                 raise
             raise Unfit(first_line(error)) from error
 
@@ -289,7 +289,7 @@ class BodyFile:
                 if fits and (slots := body.slotted.take(encoder, digests.models)) is not None:
                     return body, slots
             if not self._learn:
-                raise NotLearned(f"{self._path}: the body that is there has no room for it")
+                raise NotLearned(f"{self._path}: no loaded body has room for it")
             return self._create_body(encoder, digests)
 
     @property

@@ -373,9 +373,8 @@ class _RowsTracker:
         """Record the shape of the output *name*, with dynamic rows at the dimension *rows_axis*."""
         shape = self._shape_of(name)
         if shape is not None:
-            sizes = enumerate(shape)
-            self.shapes[name] = tuple(
-                DYNAMIC if axis == rows_axis and size == self._rows else size for axis, size in sizes
+            self.shapes[name] = tuple(  # a size of rows x heads stays as it is
+                DYNAMIC if axis == rows_axis and size == self._rows else size for axis, size in enumerate(shape)
             )
 
     def _reshape(self, node: OnnxNode) -> tuple[OnnxNode, int | None]:

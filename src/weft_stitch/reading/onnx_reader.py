@@ -190,13 +190,13 @@ class _StoredArrays(dict[str, Array]):
 
 def _input_shapes(source: OnnxSource, batch: int | None, stated: Mapping[str, Shape]) -> dict[str, Shape]:
     """The full shape of every input, with *batch* rows where they are open; *stated*: shapes that the caller states."""
-    settled = settle(stated, source.inputs)  # the stated shapes, checked against the file
+    settled = settle(stated, source.inputs)  # full shapes, as far as they follow from the stated ones
     if batch is not None and batch < 1:
         raise ModelError(f"a batch of {batch} is no batch; give 1 or more")
-    # Inputs without a given shape take their rows from *batch*, which the given ones need not repeat.
-    open_rows = {name: (sizes[0], *settled[name][1:]) for name, sizes in source.inputs.items() if name in settled}
-    stated_sizes = open_rows | {name: settled[name] for name in stated if name in settled}
-    shapes = {name: _input_shape(name, stated_sizes.get(name, sizes), batch) for name, sizes in source.inputs.items()}
+    # An input of a stated shape has its rows from there. Other settled ones have those of the file, or of *batch*.
+    known_sizes = {name: (sizes[0], *settled[name][1:]) for name, sizes in source.inputs.items() if name in settled}
+    known_sizes |= {name: settled[name] for name in stated if name in settled}
+    shapes = {name: _input_shape(name, known_sizes.get(name, sizes), batch) for name, sizes in source.inputs.items()}
     rows = {name: shape[0] for name, shape in shapes.items()}
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"{name} {count}" for name, count in rows.items())

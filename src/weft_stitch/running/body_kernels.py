@@ -166,8 +166,8 @@ def attention_kernel(
     """Attention of each request over its own tokens, with an online softmax over blocks of DEEP keys.
 
     x [rows, 3 * width]: queries, keys and values side by side; y [rows, width]. *first*, *lengths*: first row and
-    number of tokens of each request. *scale*: of scores. HEAD: the width of a head, HEAD_ROOM: a power of two from there
-    on. Axes of programs: request, head, tile of queries.
+    number of tokens of each request. *scale*: of scores. HEAD: the width of a head, HEAD_ROOM: a power of two from
+    there on. Axes of programs: request, head, tile of queries.
     """
     wait_for_previous(EARLY)
     start = tl.load(first + tl.program_id(0))

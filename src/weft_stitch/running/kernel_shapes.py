@@ -332,7 +332,7 @@ def product_shapes(product: SharedProduct, rows: int, summed: bool) -> list[Tile
 
 
 def _fitting_tiles(product: SharedProduct, rows: int, summed: bool, least: int) -> Iterator[TileShape]:
-    """The tiles to try that divide the product and make *least* programs or more; *summed*: as for the caller."""
+    """The tiles to try that divide the product and make *least* programs or more; *summed*: as above."""
     if product.fits(LIBRARY):
         yield LIBRARY
     for parts in PARTS if summed else (1,):

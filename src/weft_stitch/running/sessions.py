@@ -28,7 +28,7 @@ from weft_stitch.reading.onnx_source import HALF_TYPES
 
 
 class GraphRunner:
-    """A graph loaded in ONNX Runtime, with random inputs; a call runs it once."""
+    """A graph loaded in ONNX Runtime, with random inputs of *rows* rows where sizes are open; a call runs it once."""
 
     def __init__(self, graph: Graph, *, threads: int = 1, rows: int = 1) -> None:
         self._name = graph.name

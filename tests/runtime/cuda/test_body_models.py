@@ -175,7 +175,7 @@ def test_what_is_there_already_is_not_learned(
     with pytest.raises(NotLearned):
         opened(more, FOUR, device, tmp_path / "cache", learn=False)
     first = opened(file, FOUR, device)
-    with pytest.raises(NotLearned, match="no body is there that it fits"):
+    with pytest.raises(NotLearned, match="no loaded body fits it"):
         opened(stitched(files[1:3], tmp_path / "others.onnx"), FOUR, device, learn=False)
     with monkeypatch.context() as patched, pytest.raises(NotLearned, match="has no room for it"):
         patched.setattr(body_serving, "check", None)  # nobody comes to compare it
@@ -200,7 +200,7 @@ def test_bodies_may_come_while_one_is_looked_for(file: Path, monkeypatch: pytest
             return b""
 
     monkeypatch.setattr(body_file, "BODIES", WeakSet([first := DeviceBody(device, Meanwhile(), None)]))
-    with pytest.raises(NotLearned, match="no body is there"):
+    with pytest.raises(NotLearned, match="no loaded body"):
         opened(file, FOUR, device, learn=False)
     assert come and first.device is device
 
