@@ -205,6 +205,7 @@ class BodyFile:
             digests = body_serving.digests(encoder)
             if not (self._learn or any(body.slotted.shared == digests.shared for body in list(BODIES))):
                 raise NotLearned(f"{self._path}: no loaded body fits it")
+            # for one run only; planning the reuse of memory (thrifty) would take minutes for tensors of open sizes
             session = open_model(self._path, max(4, self._options.threads), thrifty=False)
             exits = named_exits(self._options, session)
             blueprint = with_tasks(whole_blueprint(session, self._path, None), session, exits)

@@ -105,7 +105,7 @@ def _cost(graph: Graph, step: GraphStep, item_bytes: int) -> StepCost:
     """The cost of a step whose numbers have *item_bytes* bytes each."""
     sizes = [prod(graph.shapes[name]) for name in (*step.inputs, *step.outputs) if name in graph.shapes]
     stored = [graph.constants[name].size for name in step.inputs if name in graph.constants]  # weights, read as well
-    products = int(step.attributes.get("macs", 0))
+    products = int(step.attributes.get("macs", 0))  # which fused layers state
     if step.op == "Conv":
         products = prod(graph.shapes[step.outputs[0]]) * prod(graph.constants[step.inputs[1]].shape[1:])
     return StepCost(item_bytes * (sum(sizes) + sum(stored)), products)

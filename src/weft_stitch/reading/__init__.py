@@ -38,9 +38,9 @@ def read_models(
     input_shapes = [None] * count if shapes is None else list(shapes)
     examples = _examples(example_inputs, count)
     nets: list[Net] = []
-    for model, name, batch, example, size in zip(models, model_names, rows, examples, input_shapes, strict=True):
+    for model, name, batch, example, sizes in zip(models, model_names, rows, examples, input_shapes, strict=True):
         progress(len(nets))
-        nets.append(_read(model, name, batch, islands, example, size))
+        nets.append(_read(model, name, batch, islands, example, sizes))
     return nets
 
 

@@ -83,7 +83,7 @@ class OnnxIsland:
         rows = builder.shape(inputs[0])[0]
         if self.tied and rows != self.rows:
             raise StitchError(
-                f"{self.tied} works only for the number of rows in the file ({self.rows}), which it moves; "
+                f"{self.tied} works only for the number of rows in the file ({self.rows}), as it moves the rows; "
                 "leave out dynamic = True"
             )
         names = {"": ""}  # tensor of the file -> tensor of the graph; the empty name is an omitted input
@@ -387,7 +387,7 @@ class _RowsTracker:
         literal_zero = bool(Attributes(node).integer("allowzero", 0))
         if rows_axis is None or shape is None or not len(target):
             return node, None
-        copies_rows = target[0] == 0 and not literal_zero
+        copies_rows = target[0] == 0 and not literal_zero  # 0 stands for the input's size unless allowzero is set
         if rows_axis == 0 and (target[0] == -1 or copies_rows):
             return node, 0
         if rows_axis == 0 and target[0] == shape[0] == self._rows and not (literal_zero and (target == 0).any()):

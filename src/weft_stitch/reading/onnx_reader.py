@@ -63,6 +63,7 @@ class _OnnxReader:
     """Translates the nodes of one file, in order, to a draft."""
 
     def __init__(self, source: OnnxSource, shapes: Mapping[str, Shape], islands: bool) -> None:
+        """*shapes*: the full shape of each input. *islands*: whether nodes may be kept as islands."""
         self._source = source
         self._islands = islands
         self._draft = NetDraft()

@@ -195,10 +195,10 @@ class _EncoderReader:
 
     def _heads(self) -> tuple[DenseStep, DenseStep]:
         """The pooler and the classifier."""
-        ends = {next(iter(outputs.values())) for outputs in self._body.outputs if len(outputs) == 1}
-        if len(ends) != 1 or any(len(outputs) != 1 for outputs in self._body.outputs):
+        values = {next(iter(outputs.values())) for outputs in self._body.outputs if len(outputs) == 1}
+        if len(values) != 1 or any(len(outputs) != 1 for outputs in self._body.outputs):
             raise _unsupported("its models do not all have one output, of the same step")
-        classifier = self._product_behind(ends.pop())
+        classifier = self._product_behind(values.pop())
         step = self._body.steps[classifier.read.step]
         if step.node.op != "Tanh" or step.inputs[0] is None:
             raise _unsupported(f"{self._step_name(classifier.product)} reads {step.node.op}, not the tanh of a pooler")
@@ -229,9 +229,9 @@ class _EncoderReader:
         return DenseStep(product, None, source, output)
 
     def _product_behind(self, value: BodyValue) -> DenseStep:
-        """The product that computes *value*, with its bias."""
+        """The product that computes *value*, with its bias, over which the search goes back."""
         number = value.step
-        while number >= 0 and (self._body.steps[number].node.op == "Identity" or self._is_bias(number)):  # go back
+        while number >= 0 and (self._body.steps[number].node.op == "Identity" or self._is_bias(number)):
             number = next(source.step for source in self._body.steps[number].inputs if source is not None)
         if number < 0 or not self._is_product(number):
             raise _unsupported(f"{self._step_name(value.step)} is no product with weights")
@@ -272,7 +272,7 @@ class _EncoderReader:
     # Numbers
 
     def _numbers(self, step: BodyStep, index: int) -> list[int]:
-        """The sizes in the shape at input *index* of a step; -1 for sizes that are not constant."""
+        """The sizes in the shape at input *index* of a step: -1 where not constant, none if the shape is not stored."""
         value, arrays = step.inputs[index], self._body.constants.arrays
         if value is None:
             key = step.contents[min(step.contents)][index]
@@ -313,7 +313,8 @@ class _EncoderReader:
         """Model -> its low-rank part at a step; ``StitchError`` for differences of another kind."""
         parts = self._body.steps[number].parts
         for part in parts.values():
-            if part.before is not None or part.after is not None:  # kernels apply no factors, and files lack them
+            # factors on rows or columns: kernels have none, and files do not store them
+            if part.before is not None or part.after is not None:
                 raise _unsupported(
                     f"weights differ in {part.kind}, and not by a low rank, at {self._step_name(number)}"
                 )

@@ -340,7 +340,7 @@ class StitchedModule(torch.nn.Module):
             module = MODULES[step.op](step, self.graph.constants)
             self.add_module(f"step_{len(self._modules)}", module)
             tensors = tuple(Name(name) for name in step.inputs if name and name not in self.graph.constants)
-            module.overwrites_residual = self._may_reuse(tensors, forget)
+            module.overwrites_residual = self._may_overwrite_residual(tensors, forget)
             return ReadyStep(module, tensors, step.outputs, forget)
         if step.op == "Island":
             return ReadyStep(step.attributes["payload"].run, tuple(map(Name, step.inputs)), step.outputs, forget)
@@ -355,8 +355,11 @@ class StitchedModule(torch.nn.Module):
         bound = _bind(function, {**step.attributes, **settings}, len(step.outputs))
         return ReadyStep(bound, tuple(arguments), step.outputs, forget)
 
-    def _may_reuse(self, tensors: tuple[Name, ...], forget: tuple[str, ...]) -> bool:
-        """Whether a step may write over its residual, the second of *tensors*: not if that is its input as well."""
+    def _may_overwrite_residual(self, tensors: tuple[Name, ...], forget: tuple[str, ...]) -> bool:
+        """Whether a step may write over its residual, the second of *tensors*: not if that is its input as well.
+
+        *forget*: tensors that no later step reads.
+        """
         source, *residual = tensors
         return (
             residual != [] and residual[0] != source and residual[0] in forget and residual[0] in self._unshared_tensors
