@@ -408,7 +408,7 @@ class _RowsTracker:
         rows_axis += max(0, len(target) - len(input_shape))
         target_index = rows_axis - max(0, len(input_shape) - len(target))
         if target_index >= 0 and target[target_index] == self._rows:
-            node = self._change_target(node, target_index, 1)  # 1: the size of the input
+            node = self._change_target(node, target_index, 1)  # 1: as large as the input
         return node, rows_axis
 
     def _change_target(self, node: OnnxNode, index: int, size: int) -> OnnxNode:

@@ -33,7 +33,7 @@ def narrow_kernel(
 ):  # fmt: skip
     """Parts of ``x @ down[model]`` for each row's model; y [part, section, rows, RANK].
 
-    *granule_models*: the model of each granule of rows. *steps*: of the loop over a part. Axes of programs: tile of
+    *granule_models*: the model of each granule of rows. *steps*: of DEEP inputs in a part. Axes of programs: tile of
     rows, section, part of the depth.
     """
     wait_for_previous(EARLY)
@@ -63,7 +63,7 @@ def product_kernel(
 
     x [rows, depth], weight [depth, width], down [model, section, RANK, depth], up [model, RANK, width], y [part, rows,
     width]. *granule_models*: the model of each granule of rows. The columns of a tile are in one section of *section*
-    columns, each of which has narrow factors of its own. *steps*: of the loop over a part. NARROWED: the number of
+    columns, each of which has narrow factors of its own. *steps*: of DEEP inputs in a part. NARROWED: the number of
     parts of ``x @ down`` in *narrowed* [part, section, rows, RANK]; 0 if this kernel computes ``x @ down`` itself.
     """
     wait_for_previous(EARLY)

@@ -161,7 +161,7 @@ class _EncoderReader:
         roles = {self._attention_role(dense.output): dense for dense in products}
         if len(products) != 3 or len(roles) != 3:
             raise _unsupported(f"{len(products)} products read what {self._step_name(hidden.step)} makes, not three")
-        return [roles[role] for role in sorted(roles)], self._head_count(roles[0])
+        return [roles[role] for role in sorted(roles)], self._head_count(roles[0])  # role 0: the queries
 
     def _attention_role(self, value: BodyValue) -> int:
         """0, 1 or 2 for a value that becomes the queries, keys or values of an attention: its readers are followed."""
