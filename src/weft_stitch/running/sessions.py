@@ -195,7 +195,7 @@ def tied_rows(net: Net, close: float, *, threads: int = 1) -> str:
     except StitchError:
         return f"runs with the number of rows in its file ({net.batch}) only"
     tied = (name for name, *pair in zip(names, together, separate, strict=True) if relative_difference(*pair) > close)
-    return next((f"answers a row by the rows beside it in {name}" for name in tied), "")
+    return next((f"needs the other rows of a batch for its output {name}" for name in tied), "")
 
 
 def _draw_input(rng: np.random.Generator, shape: tuple[int, ...], net: Net) -> Array:
