@@ -124,7 +124,7 @@ class EncoderModel(DeviceModel):
                 torch.cuda.empty_cache()
 
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        """Answer the rows of *parts*, a batch."""
+        """Answer the rows of *parts*, a batch; *segment*: the only one."""
         rows_by_task = self._rows_by_task(parts)
         results, first_row, answers = self._answer_rows([row for rows in rows_by_task for row in rows]), 0, {}
         for task, rows, classes in zip(self.blueprint.tasks, rows_by_task, self._encoder.classes, strict=True):

@@ -195,8 +195,8 @@ def _input_shapes(source: OnnxSource, batch: int | None, stated: Mapping[str, Sh
     if batch is not None and batch < 1:
         raise ModelError(f"a batch of {batch} is no batch; give 1 or more")
     # An input of a stated shape has its rows from there. Other settled ones have those of the file, or of *batch*.
-    known_sizes = {name: (sizes[0], *settled[name][1:]) for name, sizes in source.inputs.items() if name in settled}
-    known_sizes |= {name: settled[name] for name in stated if name in settled}
+    open_rows = {name: (sizes[0], *settled[name][1:]) for name, sizes in source.inputs.items() if name in settled}
+    known_sizes = open_rows | {name: settled[name] for name in stated if name in settled}
     shapes = {name: _input_shape(name, known_sizes.get(name, sizes), batch) for name, sizes in source.inputs.items()}
     rows = {name: shape[0] for name, shape in shapes.items()}
     if len(set(rows.values())) > 1:

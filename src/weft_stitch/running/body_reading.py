@@ -357,7 +357,7 @@ class _EncoderReader:
         """The bias of a product: [1 or models, width]."""
         width = self._matrix(dense.product, 0).shape[1]
         if dense.bias is not None:
-            keys = self._body.steps[dense.bias].contents[0]
+            keys = self._body.steps[dense.bias].contents[0]  # empty for inputs that are no constants
             return self._table(dense.bias, next(index for index, key in enumerate(keys) if key))
         step = self._body.steps[dense.product]
         return self._table(dense.product, 2) if len(step.inputs) > 2 else np.zeros((1, width), np.float32)
