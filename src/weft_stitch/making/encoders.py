@@ -143,9 +143,8 @@ class _EncoderWriter:
         """What is added to the scores of attention: a very negative number at padding, else 0."""
         builder = self._builder
         expanded = self._op("Unsqueeze", attention_mask, builder.constant(np.array([1, 2])))
-        padding = self._op(
-            "Sub", builder.constant(np.array(1, np.float32)), self._op("Cast", expanded, to=1)
-        )  # 1: float
+        # 1: the element type float
+        padding = self._op("Sub", builder.constant(np.array(1, np.float32)), self._op("Cast", expanded, to=1))
         return self._op("Mul", padding, builder.constant(np.array(np.finfo(np.float32).min)))
 
     def _layer(self, name: str, hidden: str, mask: str) -> str:
