@@ -139,9 +139,9 @@ class Surveyor:
         self._require_deterministic(node)
         sources = [name for name in node.inputs if name]
         types = {name: _type_proto(self.kind(name)) for name in sources}
-        # constants that may be shapes
-        small = (name for name in sources if name in self._constants and self._constants[name].size <= _MOST_SHAPE_SIZE)
-        data = {name: to_tensor(self._constant(name), name) for name in small}
+        constants = [name for name in sources if name in self._constants]
+        shapes = [name for name in constants if self._constants[name].size <= _MOST_SHAPE_SIZE]  # what may be shapes
+        data = {name: to_tensor(self._constant(name), name) for name in shapes}
         schema = _schema(node.op, self._opset)
         try:
             opsets = [helper.make_opsetid("", self._opset)]
@@ -201,17 +201,9 @@ class Surveyor:
         input_views = tuple((name, self._pictures[name].view) for name in inputs)
         view = shape[1:]
         island = OnnxIsland(
-            tuple(adapted.nodes),
-            adapted.constants,
-            input_views,
-            output,
-            view,
-            view_size(view),
-            _signature(nodes),
-            self._rows,
-            adapted.shapes,
-            adapted.tied,
-        )
+            tuple(adapted.nodes), adapted.constants, input_views, output, view, view_size(view),
+            _signature(nodes), self._rows, adapted.shapes, adapted.tied,
+        )  # fmt: skip
         return island, inputs
 
     def _known_shape(self, name: str, stored: Mapping[str, Array]) -> Shape | None:

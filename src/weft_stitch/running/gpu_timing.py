@@ -247,20 +247,11 @@ class GraphClock:
 
 
 def plan_for(
-    place: Place,
-    family: Family,
-    sharing: Sharing,
-    *,
-    clock: GraphClock | None = None,
+    place: Place, family: Family, sharing: Sharing, *, clock: GraphClock | None = None,
     weight_cap_bytes: int | None = None,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """The fastest plan for *family* at *place*: segments by estimates for a described GPU, whole graphs by *clock*."""
     return plan(
-        family,
-        sharing,
-        Modelled(H200),
-        forms=tuple(FORMS),
-        align=place.align,
-        weight_cap_bytes=weight_cap_bytes,
+        family, sharing, Modelled(H200), forms=tuple(FORMS), align=place.align, weight_cap_bytes=weight_cap_bytes,
         whole=clock or GraphClock(place),
-    )
+    )  # fmt: skip

@@ -222,12 +222,8 @@ class FusedConv(torch.nn.Module):
 def fused_conv(step: GraphStep, constants: Mapping[str, Array]) -> FusedConv:
     """The module of a step ``FusedConv``."""
     attributes = step.attributes
-    return FusedConv(
-        attributes["packed"],
-        attributes["rows"],
-        attributes["activation"],
-        *(constants[name] for name in step.inputs[1:4]),  # weights, scale, shift
-    )
+    tables = [constants[name] for name in step.inputs[1:4]]  # weights, scale, shift
+    return FusedConv(attributes["packed"], attributes["rows"], attributes["activation"], *tables)
 
 
 MODULES = {"FusedConv": fused_conv}
