@@ -18,7 +18,7 @@ from weft_stitch.running.body_rows import RowTables
 from weft_stitch.running.fused_body import BodyLayer, BodyWeights, OwnHead, RowNorm, SharedProduct
 from weft_stitch.running.kernel_shapes import replay_seconds
 
-NAMES = ("asked", "mixed", "inner", "outer")
+NAMES = ("qkv", "attention_out", "inner", "outer")
 """The products of a layer."""
 
 
@@ -30,17 +30,18 @@ class Encoder:
 
     def __call__(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = self.weights
-        x = self.normed(functional.embedding(tokens, given.words) + given.positions[: tokens.shape[1]], given.embedded)
+        embedded = functional.embedding(tokens, given.words) + given.positions[: tokens.shape[1]]
+        x = self.normed(embedded, given.embedding_norm)
         for number, layer in enumerate(given.layers):
             x = self.layer(x, number, layer)
         return self.answers(x[:, 0])
 
     def layer(self, x: torch.Tensor, number: int, layer: BodyLayer) -> torch.Tensor:
-        parts = self.product(x, number, "asked").unflatten(2, (3, self.weights.heads, -1)).permute(2, 0, 3, 1, 4)
+        parts = self.product(x, number, "qkv").unflatten(2, (3, self.weights.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
-        x = self.normed(x + self.product(mixed, number, "mixed"), layer.attended)
+        x = self.normed(x + self.product(mixed, number, "attention_out"), layer.attention_norm)
         inner = functional.gelu(self.product(x, number, "inner"))
-        return self.normed(x + self.product(inner, number, "outer"), layer.done)
+        return self.normed(x + self.product(inner, number, "outer"), layer.outer_norm)
 
     def normed(self, x: torch.Tensor, norm: RowNorm) -> torch.Tensor:
         return functional.layer_norm(x, x.shape[2:], norm.scale[0], norm.shift[0], norm.epsilon)
@@ -194,10 +195,10 @@ class ServerParts(Encoder):
 
     def tune(self) -> None:
         rows, layer = len(self._tables.positions), self.weights.layers[0]
-        granule = rows // len(self._tables.whose)
+        granule = rows // len(self._tables.granule_models)
         for name in NAMES:
             depth = getattr(layer, name).weight.shape[0]
-            x = torch.randn(1, rows, depth, device=self._tables.whose.device, dtype=layer.asked.weight.dtype)
+            x = torch.randn(1, rows, depth, device=self._tables.granule_models.device, dtype=layer.qkv.weight.dtype)
             times: dict[ServerShape, float] = {}
             for wide, parts in every((64, 128), (1, 4)):
                 shape = self.shapes[name] = ServerShape(min(64, granule), wide, parts)
@@ -211,7 +212,7 @@ class ServerParts(Encoder):
         return y
 
     def _add(self, x: torch.Tensor, product: SharedProduct, y: torch.Tensor, shape: ServerShape) -> None:
-        rows, (depth, width), whose = len(x), product.weight.shape, self._tables.whose
+        rows, (depth, width), whose = len(x), product.weight.shape, self._tables.granule_models
         sizes: dict[str, Any] = {"RANK": product.rank, "GRANULE": rows // len(whose), "TALL": shape.tall}
         narrow = torch.empty((shape.parts, product.sections, rows, product.rank), device=x.device)
         shrink_kernel[(rows // shape.tall, product.sections, shape.parts)](

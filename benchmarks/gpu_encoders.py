@@ -131,9 +131,9 @@ class Stock:
 
     def apart_bytes(self, models: int) -> int:
         """What so many models hold apart."""
-        rest = [array for layer in self.weights.layers for array in (*layer.attended[:2], *layer.done[:2])]
+        rest = [array for layer in self.weights.layers for array in (*layer.attention_norm[:2], *layer.outer_norm[:2])]
         rest += [getattr(layer, name).bias for layer in self.weights.layers for name in NAMES]
-        rest += [self.weights.words, self.weights.positions, *self.weights.embedded[:2]]
+        rest += [self.weights.words, self.weights.positions, *self.weights.embedding_norm[:2]]
         products = [weight[0] for layer in self.whole.layers for weight in layer.values()]
         heads = [weight[0] for head in (self.weights.pooler, self.weights.classifier) for weight in head]
         return models * sum(array.nbytes for array in (*rest, *products, *heads))
@@ -257,7 +257,7 @@ def mixed_error(stock: Stock, settings: argparse.Namespace) -> float:
     packed: PackedRows = pack(requests, 16, rows=640)
     random = torch.Generator().manual_seed(2)
     tokens = [torch.randint(0, WORDS, (request.length,), generator=random) for request in requests]
-    laid = torch.from_numpy(packed.laid([token.numpy() for token in tokens])).to(settings.device)
+    laid = torch.from_numpy(packed.lay_out([token.numpy() for token in tokens])).to(settings.device)
     tables = packed.tables(settings.device, room=16)
     result = FusedBody(weights)(laid, tables, packed.longest)
     wanted = [

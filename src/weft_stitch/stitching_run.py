@@ -331,13 +331,13 @@ def _compare_with_models(
             )
             if not options.tolerance:
                 difference.require(CLOSE)
-            coarse = difference.coarse  # to files that round by themselves
+            coarse = difference.rounding_difference  # to files that round by themselves
             if unrounded is not group:
                 rounded = largest_difference(group.graph, group.family, files, rows, threads=options.used_threads)
                 if not options.tolerance:
                     rounded.require(CLOSE_ROUNDED)
                 coarse = rounded.relative
-            worst = max(worst, difference)._replace(coarse=max(worst.coarse, coarse))
+            worst = max(worst, difference)._replace(rounding_difference=max(worst.rounding_difference, coarse))
     return worst
 
 

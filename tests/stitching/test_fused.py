@@ -129,7 +129,7 @@ class Case:
 
 
 def plainly(case):
-    return case.layer.plainly(torch.from_numpy(case.x), residual_of(case)).numpy()
+    return case.layer.run_plain(torch.from_numpy(case.x), residual_of(case)).numpy()
 
 
 def by_kernel(case, shape):
@@ -202,10 +202,10 @@ def test_a_tasks_own_channels_ride_along_or_have_tiles_of_their_own():
     rng = np.random.default_rng(3)
     case = Case(rng, *CASES["shared and own"](rng), align=8, residual=True)
     case.layer.shape = Shape(32, 64, 16)
-    assert case.layer.narrow == 16
+    assert case.layer.rider_width == 16
     case.check(by_kernel(case, Shape(32, 64, 16)))
     case.layer.shape = Shape(32, 16, 16)
-    assert case.layer.narrow == 0
+    assert case.layer.rider_width == 0
     case.check(by_kernel(case, Shape(32, 16, 16)))
 
 
@@ -353,7 +353,7 @@ def test_only_a_dead_residual_is_written_over():
     made = generate("tinynet", 2, resolution=16, seed=5)
     family = align(made.nets)
     module = StitchedModule(lower(family, discover(family), "fused"))
-    reusing = [each.reuses for each in module.modules() if isinstance(each, FusedConv)]
+    reusing = [each.overwrites_residual for each in module.modules() if isinstance(each, FusedConv)]
     adding = [len(step.inputs) > 4 for step in module.graph.steps if step.op == "FusedConv"]
     assert reusing == adding and sum(adding) == 2
 
@@ -363,7 +363,7 @@ def test_a_residual_that_is_the_input_too_is_not_written_over():
     module = StitchedModule(lower(planted.family, planted.sharing, "fused"))
     steps = [step for step in module.graph.steps if step.op == "FusedConv" and len(step.inputs) > 4]
     assert [step.inputs[0] == step.inputs[4] for step in steps] == [True]
-    assert not any(each.reuses for each in module.modules() if isinstance(each, FusedConv))
+    assert not any(each.overwrites_residual for each in module.modules() if isinstance(each, FusedConv))
 
 
 def test_a_residual_of_which_somebody_keeps_a_view_is_not_written_over():
@@ -388,7 +388,7 @@ def test_a_residual_of_which_somebody_keeps_a_view_is_not_written_over():
     forms = dict.fromkeys(("first", "branch"), "fused") | dict.fromkeys(("early", "late"), "separate")
     module = StitchedModule(lower(family, discover(family), forms))
     assert any(len(step.inputs) > 4 for step in module.graph.steps if step.op == "FusedConv")
-    assert not any(each.reuses for each in module.modules() if isinstance(each, FusedConv))
+    assert not any(each.overwrites_residual for each in module.modules() if isinstance(each, FusedConv))
 
 
 def test_more_weights_than_places_can_count_are_refused(monkeypatch):

@@ -87,12 +87,12 @@ def alone(body, model, tokens):
     def normed(x, each):
         return torch.nn.functional.layer_norm(x, (WIDTH,), of(each.scale), of(each.shift), each.epsilon)
 
-    x = normed(body.words[tokens] + body.positions[: len(tokens)], body.embedded)
+    x = normed(body.words[tokens] + body.positions[: len(tokens)], body.embedding_norm)
     for each in body.layers:
-        q, k, v = linear(x, each.asked).unflatten(1, (3, HEADS, -1)).permute(1, 2, 0, 3)
+        q, k, v = linear(x, each.qkv).unflatten(1, (3, HEADS, -1)).permute(1, 2, 0, 3)
         seen = torch.softmax(q @ k.transpose(1, 2) * (WIDTH // HEADS) ** -0.5, -1) @ v
-        x = normed(x + linear(seen.transpose(0, 1).flatten(1), each.mixed), each.attended)
-        x = normed(x + linear(torch.nn.functional.gelu(linear(x, each.inner)), each.outer), each.done)
+        x = normed(x + linear(seen.transpose(0, 1).flatten(1), each.attention_out), each.attention_norm)
+        x = normed(x + linear(torch.nn.functional.gelu(linear(x, each.inner)), each.outer), each.outer_norm)
     pooled = torch.tanh(x[0] @ body.pooler.weight[model] + body.pooler.bias[model])
     return pooled @ body.classifier.weight[model] + body.classifier.bias[model]
 
@@ -101,7 +101,7 @@ def asked(body, requests, granule):
     generator = torch.Generator().manual_seed(1)
     tokens = [torch.randint(0, 50, (each.length,), generator=generator) for each in requests]
     packed = pack(requests, granule)
-    laid = torch.from_numpy(packed.laid([each.numpy() for each in tokens]))
+    laid = torch.from_numpy(packed.lay_out([each.numpy() for each in tokens]))
     wanted = [alone(body, each.model, mine) for each, mine in zip(requests, tokens, strict=True)]
     return packed, laid, torch.stack(wanted)
 

@@ -192,7 +192,7 @@ TIED = {
 def test_models_that_mix_their_rows_are_not_stitched_for_any_number_of_them(case, tmp_path):
     models = family(*TIED[case], **({"sizes": np.array([1, 4, 12, 12])} if case == "sizes" else {}))
     refused = outcome(models, tmp_path, islands=True, dynamic=True)
-    assert refused == "m0 answers a row by the rows beside it in y; leave out --dynamic"
+    assert refused == "m0 needs the other rows of a batch for its output y; leave out --dynamic"
     assert outcome(models, tmp_path, islands=True) == STITCHED
 
 

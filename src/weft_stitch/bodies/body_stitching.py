@@ -366,7 +366,7 @@ def _adapt(base: AdaptedBase, aligner: Aligner, task: int, adapter: LoraAdapter,
 
 def _weight_bytes(program: ModelProgram, constants: Constants) -> int:
     """Bytes of the constants that a model stores; equal arrays count once."""
-    return sum(constants.arrays[key].nbytes for key in constants.behind(program.constants.values()))
+    return sum(constants.arrays[key].nbytes for key in constants.source_arrays(program.constants.values()))
 
 
 def _shared_steps(body: Body) -> Iterator[SharedStep]:

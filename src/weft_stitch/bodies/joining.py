@@ -171,7 +171,7 @@ class _Joiner:
             read = [value for value in step.inputs if value is not None and not value.is_input]
             input_keys = [self._size_key(value.step, task) for value in read]
             # equal for constants of equal sizes
-            outlines = [self.body.constants.outline(key) for key in step.contents[task] if key]
+            outlines = [self.body.constants.size_key(key) for key in step.contents[task] if key]
             self._size_keys[number, task] = self._number_for("outline", number, *outlines, *input_keys)
         return self._size_keys[number, task]
 

@@ -214,8 +214,8 @@ def print_stitching(stitching: Stitching, *, layers: bool) -> None:
             say(f"{net.name} is {net.stored}: it is read, computed and written in float32")
     if stitching.difference is not None:
         note = f"largest difference to the models: {stitching.difference.relative:.1e} of an output's largest number"
-        if stitching.difference.coarse:
-            coarse = stitching.difference.coarse
+        if stitching.difference.rounding_difference:
+            coarse = stitching.difference.rounding_difference
             note += f", {coarse:.1e} to files in half precision or tuned ones as they run by themselves"
         say(note)
 

@@ -1,4 +1,7 @@
-"""Well-known networks, and tiny ones for tests, as plans without weights: ``ARCHITECTURES`` by name, ``plan``.
+"""Well-known networks, and tiny ones for tests, as sketches without weights: ``ARCHITECTURES`` by name, ``plan``.
+
+A *space* is a set of channels that several values carry, as the operands of an addition do; models may share a part of
+it. The *power* of a value is the estimated mean square of its numbers, by which random weights are scaled.
 
 ResNet: He et al., Deep Residual Learning for Image Recognition, 2016, table 1. VGG16: Simonyan and Zisserman, Very
 Deep Convolutional Networks for Large-Scale Image Recognition, 2015, configuration D. MobileNet: Howard et al.,
@@ -66,6 +69,7 @@ class NetSketch:
     nodes: tuple[SketchNode, ...]
     output: str
     carries: Mapping[str, tuple[str, ...]]
+    """Value -> its spaces, in the order of its channels."""
     spaces: Mapping[str, Wire]
 
 
@@ -80,6 +84,7 @@ class Sketch:
         self._activation = activation
         self._nodes: list[SketchNode] = []
         self._carries: dict[str, tuple[str, ...]] = {"image": ("image",)}
+        """Value -> its spaces; a space has the name of the convolution that writes it."""
         self._wires: dict[str, Wire] = {"image": Wire(channels, IMAGE)}
         self._joined: dict[str, str] = {}
         """Space -> the space that it was joined to."""
@@ -101,13 +106,13 @@ class Sketch:
         return self.bias(f"{name}.bias", self._convolve(name, source, width, Window((side, side)), role))
 
     def _convolve(self, name: str, source: str, width: int, window: Window, role: str) -> str:
-        """Add a convolution, whose output is a new space of *width* channels."""
+        """Add a convolution, whose output is a new space of *width* channels and has a mean square of 1."""
         self._nodes.append(SketchNode(name, "conv", (source,), window, power=self._power[source]))
         self._wires[name] = Wire(width, role)
         return self._record(name, (name,), window.output(self._side[source], 1)[0], 1.0)
 
     def depthwise(self, name: str, source: str, kernel: int, stride: int) -> str:
-        """A depthwise convolution padded to keep the picture's size, divided by *stride*."""
+        """A depthwise convolution (one filter per channel) padded to keep the picture's size, divided by *stride*."""
         window = Window((kernel, kernel), (stride, stride), (kernel // 2,) * 4)
         self._nodes.append(SketchNode(name, "depthwise", (source,), window, power=self._power[source]))
         return self._record(name, self._carries[source], window.output(self._side[source], 1)[0], 1.0)
@@ -117,6 +122,7 @@ class Sketch:
         return self._add_channelwise(name, "norm", source)
 
     def bias(self, name: str, source: str) -> str:
+        """A term per channel."""
         return self._add_channelwise(name, "bias", source)
 
     def act(self, name: str, source: str, function: str = "") -> str:
@@ -128,7 +134,7 @@ class Sketch:
         return self._unary(name, source, "HardSigmoid", GATE)
 
     def _unary(self, name: str, source: str, function: str, settings: Mapping[str, float] | None = None) -> str:
-        """An elementwise function, whose result has the mean square of ``MEAN_SQUARE``."""
+        """An elementwise function, with its effect on the mean square (``MEAN_SQUARE``, or ``SUMMED`` after a sum)."""
         self._nodes.append(SketchNode(name, "unary", (source,), function=function, settings=settings or {}))
         kept_fraction = SUMMED if source in self._sums else MEAN_SQUARE.get(function, 0.5)
         power = kept_fraction * self._power[source]
@@ -241,6 +247,7 @@ def _resnet(sketch: Sketch, blocks: tuple[int, ...], block: Callable[..., str], 
     value = sketch.pool("stem.pool", value, "max_pool", 3, 2, 1)
     for stage, count in enumerate(blocks):
         for index in range(count):
+            # the first block of a stage halves the picture and changes the width
             stride = 2 if stage and not index else 1
             project = not index and (stage > 0 or widens)
             value = block(sketch, f"stage{stage + 1}.{index + 1}", value, 64 << stage, stride, project)
@@ -296,14 +303,18 @@ MOBILE_BLOCKS = (
     (3, 184, 80, False, "HardSwish", 1), (3, 480, 112, True, "HardSwish", 1), (3, 672, 112, True, "HardSwish", 1),
     (5, 672, 160, True, "HardSwish", 2), (5, 960, 160, True, "HardSwish", 1), (5, 960, 160, True, "HardSwish", 1),
 )  # fmt: skip
-"""Blocks of MobileNetV3-Large: kernel, widened to, width, squeeze-excite, activation, stride."""
+"""Blocks of MobileNetV3-Large: kernel, inner width, output width, squeeze-excite, activation, stride."""
 
 
 def _mobile(sketch: Sketch, stem: int, blocks: tuple[tuple[int, int, int, bool, str, int], ...], wide: int) -> str:
-    """A MobileNetV3 up to the pooled features, *wide* channels. *blocks*: as in ``MOBILE_BLOCKS``."""
+    """A MobileNetV3 up to the pooled features, *wide* channels; *stem*: channels of the first convolution.
+
+    *blocks*: as in ``MOBILE_BLOCKS``.
+    """
     value, source_width = _conv_act(sketch, "stem", "image", stem, 3, 2), stem
-    for number, row in enumerate(blocks, start=1):
-        value, source_width = _inverted_bottleneck(*row)(sketch, f"block{number}", value, source_width), row[2]
+    for number, (kernel, inner_width, width, excite, function, stride) in enumerate(blocks, start=1):
+        block = _inverted_bottleneck(kernel, inner_width, width, excite, function, stride)
+        value, source_width = block(sketch, f"block{number}", value, source_width), width
     return sketch.global_pool("pool", _conv_act(sketch, "last", value, wide))
 
 
@@ -351,6 +362,7 @@ class Architecture:
     """A named network with its default picture size, classes and activation."""
 
     draw: Callable[[Sketch], str]
+    """Adds its operations to a sketch, and returns the name of its output."""
     resolution: int = 224
     classes: int = 1000
     activation: str = "Relu"
@@ -384,7 +396,7 @@ def plan(
 ) -> NetSketch:
     """The sketch of a named network.
 
-    *resolution*, *activation*: instead of the architecture's own. *channels*: of its pictures.
+    *resolution*, *activation*: instead of the architecture's own. *channels*: of the input pictures.
     """
     named = find_architecture(architecture)
     sketch = Sketch(resolution or named.resolution, activation or named.activation, channels)

@@ -56,7 +56,7 @@ class EncoderRecipe:
     classes: int | tuple[int, ...] = 3
     seed: int = 0
     drawn: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
-    """The base's numbers, by name and shape; all models begin with them."""
+    """The base's weights that were drawn so far, by name and shape; all models begin with them."""
 
     def __post_init__(self) -> None:
         if self.tasks < 1:
@@ -80,7 +80,8 @@ class EncoderRecipe:
         """The indices of the layers that are each model's own."""
         count = self.size.layers
         if self.full is not None:
-            own = round(self.full * count)  # the depth in as many equal parts, and the layer in the middle of each
+            own = round(self.full * count)
+            # the layers in the middle of *own* equal parts of the depth
             return frozenset(round((part + 0.5) * count / own - 0.5) for part in range(own)) if own else frozenset()
         return frozenset(range(round((1.0 if self.frozen is None else self.frozen) * count), count))
 
@@ -112,9 +113,9 @@ class _EncoderWriter:
         """The whole model: embeddings, layers, pooler and classifier."""
         builder, size = self._builder, self._size
         ids = builder.input("input_ids", (DYNAMIC, DYNAMIC))
-        shown_tokens = builder.input("attention_mask", (DYNAMIC, DYNAMIC))
+        attention_mask = builder.input("attention_mask", (DYNAMIC, DYNAMIC))
         hidden = self._normalise("embedding", self._embed(ids))
-        mask = self._mask(shown_tokens)
+        mask = self._mask(attention_mask)
         for index in range(size.layers):
             self._own = index in self._recipe.tuned
             hidden = self._layer(f"layer{index}", hidden, mask)
@@ -130,7 +131,7 @@ class _EncoderWriter:
         return replace(finished, inputs=inputs)
 
     def _embed(self, ids: str) -> str:
-        """The embeddings of tokens and positions, summed."""
+        """The embeddings of tokens and positions, summed: [rows, length, width]. *ids*: of the tokens."""
         builder, size = self._builder, self._size
         words = self._op("Gather", self._weight("words", (size.tokens, size.width)), ids)
         zero, one = builder.constant(np.array([0])), builder.constant(np.array([1]))
@@ -139,14 +140,15 @@ class _EncoderWriter:
         return self._op("Add", words, self._op("Slice", table, zero, length, one))
 
     def _mask(self, attention_mask: str) -> str:
-        """The attention mask to add to scores: a very negative number at padding, else 0."""
+        """What is added to the scores of attention: a very negative number at padding, else 0."""
         builder = self._builder
         expanded = self._op("Unsqueeze", attention_mask, builder.constant(np.array([1, 2])))
+        # 1: the element type float
         padding = self._op("Sub", builder.constant(np.array(1, np.float32)), self._op("Cast", expanded, to=1))
         return self._op("Mul", padding, builder.constant(np.array(np.finfo(np.float32).min)))
 
     def _layer(self, name: str, hidden: str, mask: str) -> str:
-        """One layer: attention and feed-forward, each with a residual sum and a norm."""
+        """A layer: attention and feed-forward, each with a residual sum and a norm; *mask*: what ``_mask`` returns."""
         width = self._size.width
         attended = self._attention(name, hidden, mask)
         hidden = self._normalise(f"{name}.attention", self._op("Add", hidden, attended))
@@ -158,7 +160,7 @@ class _EncoderWriter:
         """Multi-head self-attention with its output product."""
         builder, (_, width, heads, *_) = self._builder, self._size
         by_head = builder.constant(np.array([0, 0, heads, width // heads]))
-        heads_first = []
+        heads_first = []  # queries, keys (transposed) and values: [rows, heads, ...]
         for role, order in (("query", (0, 2, 1, 3)), ("key", (0, 2, 3, 1)), ("value", (0, 2, 1, 3))):
             dense = self._dense(f"{name}.{role}", hidden, width, width, adapted=role != "key")
             heads_first.append(self._op("Transpose", self._op("Reshape", dense, by_head), perm=order))
@@ -215,5 +217,5 @@ class _EncoderWriter:
         return np.random.default_rng([self._recipe.seed, zlib.crc32(name.encode()), self._task + 1 if own else 0])
 
     def _op(self, op: str, *inputs: str, shape: tuple[int, ...] = (), **attributes: Any) -> str:
-        """Add a step, and return the name of its output."""
+        """Add a step, and return the name of its output, whose *shape* is left out where no later step needs it."""
         return self._builder.add(op, *inputs, shape=shape, **attributes)

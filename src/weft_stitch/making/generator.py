@@ -1,9 +1,10 @@
 """Weight-shared models without training: ``generate``, and ``FamilyRecipe`` for one model at a time.
 
-In every channel space (see ``family``) a part of the channels is common to all tasks, the rest belongs to subsets or to
-one task, and each task has them in an order of its own. A piece of a layer's weight, from one block of channels to
-another, is drawn from the seed, the layer and the two blocks alone, so that it is the same in all tasks that have
-both, whichever model is generated first.
+A channel *space* is a set of channels that several values of a model carry, as the operands of an addition do. In every
+space a part of the channels is common to all tasks (models), the rest belongs to subsets or to one task, and each task
+has them in an order of its own. Channels of the same tasks are a *block* of the space. A piece of a layer's weight,
+from one block of channels to another, is drawn from the seed, the layer and the two blocks alone, so that it is the
+same in all tasks that have both, whichever model is generated first.
 """
 
 from __future__ import annotations
@@ -129,20 +130,21 @@ class FamilyRecipe:
     def net(self, task: int) -> Net:
         """The model of *task*."""
         picture = Port("image", "image", (self.channels, self.plan.resolution, self.plan.resolution))
-        answer = Port("logits", self.plan.output, (self._widths(Wire(ANY_WIDTH, CLASSES))[task],))
+        classes = self._widths(Wire(ANY_WIDTH, CLASSES))[task]
+        answer = Port("logits", self.plan.output, (classes,))
         ops = [self._op(node, task) for node in self.plan.nodes]
         name = f"{self.architecture}-{task}"
         return assemble(name, (picture,), ops, (answer,), _one_per_task("batches", self.batches, self.tasks)[task])
 
     def _space(self, name: str, wire: Wire) -> ChannelSpace:
-        """The space *name*: the blocks of channels that tasks share or have for themselves."""
+        """The space *name*: the blocks of channels that tasks share or have for themselves; *wire*: its sketch."""
         widths = self._widths(wire)
         if wire.role == IMAGE:
             return ChannelSpace.common(wire.width, self.tasks)
         if wire.role == CLASSES:
             return ChannelSpace.completed(widths)
         orders = [self._order(name, task, width) for task, width in enumerate(widths)]
-        assigned = [0] * self.tasks
+        assigned = [0] * self.tasks  # for each task, its channels in blocks so far
         blocks = []
         for tasks, width in self._block_widths(name, widths):
             blocks.append(Block({task: orders[task][assigned[task] : assigned[task] + width] for task in tasks}))
@@ -156,10 +158,11 @@ class FamilyRecipe:
         *widths*: for each task, its number of channels in the space.
         """
         remaining = list(widths)
-        blocks: Counter[tuple[int, ...]] = Counter()
+        blocks: Counter[tuple[int, ...]] = Counter()  # tasks -> number of channels
         all_tasks = tuple(range(self.tasks))
         for tasks in (all_tasks, *(tuple(sorted(set(cluster))) for cluster in self.clusters or ())):
             narrowest = min(remaining[task] for task in tasks)
+            # the first block is that of all tasks
             width = round(self.cluster_sharing * narrowest) if blocks else self._shared_width(name, narrowest)
             blocks[tasks] += width
             for task in tasks:
@@ -230,12 +233,12 @@ class FamilyRecipe:
         height, width = node.window.kernel
         deviation = self._deviation(node, height * width)
         return deviation * self._blockwise(
-            node, task, lambda rng, count: rng.standard_normal((count, 1, height, width), "f")
+            node, task, lambda rng, count: rng.standard_normal((count, 1, height, width), np.float32)
         )
 
     def _affine(self, node: SketchNode, task: int) -> Op:
         """A bias or a normalisation of *task*."""
-        owner = task if self.norm == PER_TASK else -1
+        owner = task if self.norm == PER_TASK else -1  # -1: equal for all tasks of a block
         shift = self._blockwise(node, task, lambda rng, count: 0.2 * rng.standard_normal(count, np.float32), owner)
         scale = np.ones_like(shift)
         if node.kind == "norm" and self.norm != FOLDED:
@@ -252,7 +255,8 @@ class FamilyRecipe:
     ) -> Array:
         """Draw numbers for each channel that *node* writes, equal for all tasks of a block.
 
-        *owner*: a task that gets numbers of its own instead; -1: none. *purpose*: tells draws for one node apart.
+        *draw*: returns some numbers per channel, from a generator and the number of channels. *owner*: a task that gets
+        numbers of its own instead; -1: none. *purpose*: tells draws for one node apart.
         """
         numbers_by_space = []
         for space_index, space in enumerate(self._spaces(node.name)):
@@ -280,12 +284,13 @@ class FamilyRecipe:
 
 
 def _most_tasks_first(share: tuple[tuple[int, ...], int]) -> tuple[int, tuple[int, ...]]:
-    """Sort key of blocks, given as tasks and width."""
-    return -len(share[0]), share[0]
+    """Sort key of blocks, given as tasks and number of channels."""
+    tasks, _ = share
+    return -len(tasks), tasks
 
 
 def _one_per_task(argument: str, counts: int | Sequence[int], tasks: int) -> tuple[int, ...]:
-    """*counts* for each task; ``StitchError`` unless there is a positive number for each."""
+    """*counts*, the value of *argument*, for each task; ``StitchError`` unless there is a positive number for each."""
     numbers = (counts,) * tasks if isinstance(counts, int) else tuple(counts)
     if len(numbers) != tasks or min(numbers) < 1:
         raise StitchError(f"{argument} are {list(numbers)}; give {tasks} numbers from 1, one for each task")
@@ -319,7 +324,7 @@ def save_nets(nets: Iterable[Net], folder: Path, *, dynamic: bool = False) -> tu
 
 
 def unfolded_graph(net: Net, *, dynamic: bool = False) -> Graph:
-    """The graph of *net* alone, without folding: biases are the convolutions' own, normalisations stay operators."""
+    """The graph of *net* alone as exporters write it: biases are part of convolutions, normalisations are operators."""
     builder, tensors = begin_graph(net, dynamic=dynamic)
     biases = _biases(net)
     for op in net.ops:
@@ -342,8 +347,8 @@ def _biases(net: Net) -> dict[str, Op]:
     """Output of a convolution whose only reader is a bias -> that bias."""
     convolved = {op.output for op in net.ops if op.kind == "conv"} - {port.value for port in net.outputs}
     readers = {value: list(net.readers(value)) for value in convolved}
-    alone = {value: ops[0] for value, ops in readers.items() if len(ops) == 1}
-    return {value: op for value, op in alone.items() if op.kind == "affine" and _is_one(op.scale)}
+    only_readers = {value: ops[0] for value, ops in readers.items() if len(ops) == 1}
+    return {value: op for value, op in only_readers.items() if op.kind == "affine" and _is_one(op.scale)}
 
 
 def _normalise(builder: Builder, op: Op, value: str) -> str:
@@ -357,5 +362,5 @@ def _normalise(builder: Builder, op: Op, value: str) -> str:
 
 
 def _is_one(scale: Array | None) -> bool:
-    """Whether an affine does not scale."""
+    """Whether an affine with *scale* only adds."""
     return scale is None or bool((scale == 1).all())

@@ -1,7 +1,8 @@
 """Weight-shared networks that the project trained and zipped itself: ``ZIPPED`` by name.
 
-The files in ``data/zipped`` were written by ``training/zipping.py``: NAME-TASK.onnx is a task's network, NAME.json the
-card of all tasks: the source of the data, and the accuracies before and after zipping at each sharing ratio.
+To *zip* networks is to merge similar filters of trained networks and to retrain the rest. The files in ``data/zipped``
+were written by ``training/zipping.py``: NAME-TASK.onnx is a task's network, NAME.json the card of all tasks: the source
+of the data, and the accuracies before and after zipping at each sharing ratio.
 """
 
 from __future__ import annotations
@@ -80,11 +81,13 @@ def read_card(name: str) -> ZippedCard:
     return ZippedCard(tasks=tasks, zipped=ratios, **_without_lists(raw))
 
 
-def _task(file: str, **rest: Any) -> ZippedTask:
-    return ZippedTask(path=data_path(f"stitching/making/data/zipped/{file}"), **_without_lists(rest))
+def _task(file: str, **fields: Any) -> ZippedTask:
+    """The task with the file *file* and the other *fields* of its entry in the card."""
+    return ZippedTask(path=data_path(f"stitching/making/data/zipped/{file}"), **_without_lists(fields))
 
 
 def _without_lists(raw: dict[str, Any]) -> dict[str, Any]:
+    """*raw* with tuples in place of lists."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
 
 

@@ -1,7 +1,8 @@
 """Files of ``weft stitch`` on a GPU: registered as kinds of models, opened by the core's engine for CUDA.
 
 ``StitchedFile`` opens stitched networks: by torch in the form fused, with one kernel for each layer of all models
-(``fused_file``), or by ONNX Runtime, whichever is faster. ``body_file`` opens encoders with one body.
+(``fused_file``), or by ONNX Runtime, whichever is faster. ``body_file`` opens encoders with one body (backbone). A
+*blueprint* says how a prepared file is cut into segments; an *allowance* is the time that preparing may take.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class StitchedFile(OnnxFile):
             fused_s = fused.round_s(blueprint)
         except OutOfTime:
             raise
-        except Exception as error:  # torch and the compiler of kernels raise kinds of their own
+        except Exception as error:  # torch and the kernels' compiler raise types of their own
             plain = self.onnx_preparation(blueprint)
             plain.remarks.append(f"not in the form fused: {first_line(error)}")
             return plain
@@ -37,12 +38,12 @@ class StitchedFile(OnnxFile):
         except Exception as error:  # ONNX Runtime cannot run it, but the form fused can
             fused.remarks.append(f"in the form fused: ONNX Runtime cannot run it ({first_line(error)})")
             return fused
-        times = f"a row of each model takes {1e3 * fused_s:.3g} ms so, and {1e3 * plain_s:.3g} with ONNX Runtime"
+        times = f"a row of each model takes {1e3 * fused_s:.3g} ms fused, {1e3 * plain_s:.3g} ms with ONNX Runtime"
         if fused_s > plain_s:
             plain.remarks.append(f"not in the form fused: {times}")
             return plain
         fused.remarks.append(f"in the form fused: {times}")
-        self.forget_graph()
+        self.forget_graph()  # only ONNX Runtime needs it
         return fused
 
     def _fused_preparation(self) -> ModelPreparation:
@@ -54,7 +55,7 @@ class StitchedFile(OnnxFile):
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
         """Open a file that an earlier run has prepared."""
-        if blueprint.segments[0].nodes is None:
+        if blueprint.segments[0].nodes is None:  # prepared with ONNX Runtime
             return super().reopened(blueprint)
         from weft_stitch.on_device.fused_file import FusedFile
 

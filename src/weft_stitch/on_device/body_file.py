@@ -1,8 +1,9 @@
 """Stitched encoders on a GPU: rows of any models and lengths in one batch, computed by Triton kernels.
 
-A batch has a fixed number of token rows, of any models, and is captured as a CUDA graph for each of a ladder of sizes.
-A file that differs from a loaded one only in some of its models, such as one with an added model, reuses what is on
-the device, and nothing is captured again.
+A *rung* is a batch with a fixed number of rows (tokens of any models), captured as a CUDA graph; a *ladder* has rungs
+of 64, 128, ... rows. A *body* is the backbone on the device: shared weights, and *slots* for the models' own weights. A
+file that differs from a loaded one only in some of its models, such as one with an added model, takes slots in the same
+body, and nothing is captured again.
 
 Kernels and what they read are in ``weft_stitch.running``.
 """
@@ -65,7 +66,7 @@ class DeviceBody:
     """The state on a device that several versions of a file share: weights, captured batches, times."""
 
     def __init__(self, device: Device, slotted: Any, ladder: Any) -> None:
-        """*slotted*: the weights, a ``SlottedBody``. *ladder*: the captured batches (rungs), a ``BodyLadder``."""
+        """*slotted*: the weights, a ``SlottedBody``. *ladder*: the captured batches, a ``BodyLadder``."""
         self.device, self.slotted, self.ladder, self.memory_bytes = device, slotted, ladder, 0
         self.lock = threading.Lock()
         """Protects the buffers of rungs while they are filled and run: a file may be tested while others serve."""
@@ -97,6 +98,7 @@ class EncoderModel(DeviceModel):
     """The models of one file, served from slots of a ``DeviceBody``."""
 
     def __init__(self, device: Device, blueprint: Blueprint, encoder: Any, body: DeviceBody, slots: Any) -> None:
+        """*encoder*: a ``BodyEncoder``, whose weights are in *body*. *slots*: of the file's models there, in order."""
         super().__init__(device, blueprint, (), DeviceWeights(device), ())
         self.tasks = ModelTasks(blueprint.tasks, any_lengths=True)
         self._slots, self._encoder = slots, encoder._replace(weights=None)
@@ -122,17 +124,17 @@ class EncoderModel(DeviceModel):
                 torch.cuda.empty_cache()
 
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        """Answer the rows of *parts*, a batch."""
+        """Answer the rows of *parts*, a batch; *segment*: the only one."""
         rows_by_task = self._rows_by_task(parts)
         results, first_row, answers = self._answer_rows([row for rows in rows_by_task for row in rows]), 0, {}
         for task, rows, classes in zip(self.blueprint.tasks, rows_by_task, self._encoder.classes, strict=True):
-            (name,) = task.outputs.values()
+            (name,) = task.outputs.values()  # encoders have one output
             answers[name] = results[first_row : first_row + len(rows), :classes]
             first_row += len(rows)
         return StepOutput({}, answers)
 
     def _rows_by_task(self, parts: list[BatchPart]) -> list[list[Any]]:
-        """The requests of each task, in the order of the parts."""
+        """The requests (``TokenRow``) of each task, in the order of the parts."""
         rows_by_task: list[list[Any]] = [[] for _ in self.blueprint.tasks]
         for part in parts:
             by_task: dict[int, dict[str, Array]] = {}
@@ -144,10 +146,10 @@ class EncoderModel(DeviceModel):
         return rows_by_task
 
     def _read(self, task: int, inputs: Mapping[str, Array]) -> list[Any]:
-        """The requests in the inputs of *task*; ``UnfitInputs`` if they exceed the model's tables."""
+        """The requests (``TokenRow``) in the inputs of *task*; ``UnfitInputs`` if they exceed the model's tables."""
         assert self._body is not None
         try:
-            rows: list[Any] = body_serving.rows_of(self._encoder, self._slots[task], inputs)
+            rows: list[Any] = body_serving.read_requests(self._encoder, self._slots[task], inputs)
             for row in rows:
                 self._body.ladder.check(row)
         except WeftError as error:
@@ -167,11 +169,11 @@ class EncoderModel(DeviceModel):
         for batch in body.ladder.split(rows):
             if results:  # the next batch may overwrite the buffer
                 results[-1] = self._device.clone(results[-1])
-            rung = body.rung(body.ladder.rows_of(batch), Allowance())
-            rung.numbers.copy_(as_torch(self._device.copy_in([rung.layout.laid(batch)])), non_blocking=True)
+            rung = body.rung(body.ladder.rung_rows(batch), Allowance())
+            rung.numbers.copy_(as_torch(self._device.copy_in([rung.layout.lay_out(batch)])), non_blocking=True)
             rung.run()
             results.append(_device_tensor(rung.answers[: len(batch)]))
-        sources = [(result, None, len(result)) for result in results]
+        sources = [(result, None, len(result)) for result in results]  # None: all rows
         return results[0] if len(results) == 1 else self._device.concatenate_rows(sources)
 
 
@@ -202,25 +204,29 @@ class BodyFile:
             encoder = self._encoder()
             digests = body_serving.digests(encoder)
             if not (self._learn or any(body.slotted.shared == digests.shared for body in list(BODIES))):
-                raise NotLearned(f"{self._path}: no body is there that it fits")
+                raise NotLearned(f"{self._path}: no loaded body fits it")
+            # for one run only; planning the reuse of memory (thrifty) would take minutes for tensors of open sizes
             session = open_model(self._path, max(4, self._options.threads), thrifty=False)
             exits = named_exits(self._options, session)
             blueprint = with_tasks(whole_blueprint(session, self._path, None), session, exits)
             return self._load_compared(blueprint, session, encoder, digests)
         except (OutOfTime, Unfit, ModelError):
             raise
-        except Exception as error:  # torch and the compiler of kernels raise kinds of their own
-            if lacks_memory(error):
+        except Exception as error:  # torch and the kernels' compiler raise types of their own
+            if lacks_memory(error):  # the caller may make room and try again
                 raise
             raise Unfit(first_line(error)) from error
 
     def _load_compared(self, blueprint: Blueprint, session: Any, encoder: Any, digests: Any) -> DeviceModel:
-        """Load the file's models, and compare each with the file: in plain torch first, and then on the device."""
+        """Load the file's models, and compare each with the file: in plain torch first, and then on the device.
+
+        *session*: the file in ONNX Runtime. *encoder*: its ``BodyEncoder``. *digests*: its ``BodyDigests``.
+        """
         expected, inputs = dict[str, Array](), dict[str, Array]()
         types = {spec.name: DATATYPES[spec.datatype] for spec in blueprint.inputs}
 
         def run_onnx(feeds: Sequence[Mapping[str, Array]]) -> list[Array]:
-            """Run the whole file in ONNX Runtime on an example for each model; keep its inputs and outputs."""
+            """Run the whole file in ONNX Runtime on an example for each model; keep inputs and outputs for later."""
             for task, feed in zip(blueprint.tasks, feeds, strict=True):
                 inputs_of_task = {task.inputs[port]: array for port, array in feed.items()}
                 inputs.update({name: array.astype(types[name]) for name, array in inputs_of_task.items()})
@@ -228,17 +234,17 @@ class BodyFile:
             expected.update(zip(names, self._allowance.run(session, names, inputs), strict=True))
             return [expected[name] for task in blueprint.tasks for name in task.outputs.values()]
 
-        if self._learn:  # fail before minutes of tuning and capturing
+        if self._learn:  # fail before a new body is tuned and captured, which takes minutes
             body_serving.check(encoder, run_onnx)
         with self._reserved_slots(encoder, digests) as (body, slots):
-            if not self._learn:
+            if not self._learn:  # without slots in a loaded body, there is nothing to compare
                 body_serving.check(encoder, run_onnx)
-            if body.ladder.shapes:
+            if body.ladder.shapes:  # tuned tiles, for later starts
                 (self._folder / SHAPES).write_text(json.dumps(body.ladder.shapes))
             model = EncoderModel(self._device, self._add_measurements(blueprint, body), encoder, body, slots)
             deviation = difference(expected, model.run(inputs))
             if self._options.precision == FP32 and not deviation <= WRONG:  # also if it is NaN
-                raise Unfit(f"its answers differ on the device: by up to {deviation:.1e} of the largest output")
+                raise Unfit(f"its answers on the device differ by up to {deviation:.1e} of the largest output")
             remarks = tuple(filter(None, (FORM, remark(self._options.precision, deviation))))
             model.remarks = remarks + model.remarks
             model.blueprint = model.blueprint.model_copy(update={"remarks": remarks})
@@ -261,7 +267,7 @@ class BodyFile:
 
     @contextmanager
     def _reserved_slots(self, encoder: Any, digests: Any) -> Iterator[tuple[DeviceBody, Any]]:
-        """Reserve slots on the device for the models; they are given back if the block raises."""
+        """Reserve slots on the device for the models (see ``_take_slots``); they are given back if the block raises."""
         body, slots = self._take_slots(encoder, digests)
         try:
             yield body, slots
@@ -270,7 +276,11 @@ class BodyFile:
             raise
 
     def _take_slots(self, encoder: Any, digests: Any) -> tuple[DeviceBody, Any]:
-        """Take slots in a loaded body with equal shared weights and enough free slots, or else in a new one."""
+        """Take slots in a loaded body with equal shared weights and enough free slots, or else in a new one.
+
+        *encoder*: the file's ``BodyEncoder``. *digests*: its ``BodyDigests``. Raises ``NotLearned`` if there must be no
+        new body.
+        """
         required = self._room, _TYPES[self._options.precision], digests.shared
         with _OPENING:
             # with shares of a GPU, several lanes would run the buffers of one body at once
@@ -280,7 +290,7 @@ class BodyFile:
                 if fits and (slots := body.slotted.take(encoder, digests.models)) is not None:
                     return body, slots
             if not self._learn:
-                raise NotLearned(f"{self._path}: the body that is there has no room for it")
+                raise NotLearned(f"{self._path}: no loaded body has room for it")
             return self._create_body(encoder, digests)
 
     @property
@@ -289,7 +299,7 @@ class BodyFile:
         return self._options.max_batch or LARGEST_UNASKED
 
     def _create_body(self, encoder: Any, digests: Any) -> tuple[DeviceBody, Any]:
-        """Create a body on the device with slots for the models, and build all its rungs."""
+        """Create a body on the device, take slots in it for the models, and build all its rungs."""
         shapes_file, free_bytes = self._folder / SHAPES, self._device.memory()[0]
         shapes = json.loads(shapes_file.read_text()) if shapes_file.exists() else {}
         dtype = _TYPES[self._options.precision]
@@ -302,7 +312,8 @@ class BodyFile:
         if self._device.kind == "cuda":
             torch.cuda.empty_cache()  # so that buffers of discarded candidates do not count as the body's memory
         counted_bytes = slotted.weights.nbytes + body.ladder.nbytes
-        body.memory_bytes = max(counted_bytes, free_bytes - self._device.memory()[0])
+        taken_bytes = free_bytes - self._device.memory()[0]  # other processes may have freed memory meanwhile
+        body.memory_bytes = max(counted_bytes, taken_bytes)
         BODIES.add(body)
         return body, slots
 
@@ -322,8 +333,8 @@ class BodyFile:
         tasks, room = blueprint.tasks, body.ladder.room
         length = max(body.ladder.granule, *(task.length or 1 for task in tasks))
         body.rung_s = body.rung_s or self._time_rungs(body)
-        port_names = [tuple(spec.name for spec in side) for side in (blueprint.inputs, blueprint.outputs)]
-        segment = SegmentSpec(name="body", inputs=port_names[0], outputs=port_names[1], nodes=(0, -1), steady=True)
+        inputs, outputs = (tuple(spec.name for spec in side) for side in (blueprint.inputs, blueprint.outputs))
+        segment = SegmentSpec(name="body", inputs=inputs, outputs=outputs, nodes=(0, -1), steady=True)  # all steps
         changes = {
             "segments": (segment,), "warm_shapes": usual_shapes(tasks, blueprint.inputs), "batchable": True,
             "max_batch": room, "any_shapes": True, "memory_bytes": body.memory_bytes,
@@ -338,5 +349,6 @@ def _batch_s(rung_s: Mapping[int, float], rows: int) -> float:
     *rung_s*: rows of a rung -> its seconds.
     """
     largest = max(rung_s)
-    full_rungs, rest = divmod(rows, largest)
-    return full_rungs * rung_s[largest] + (rung_s[min(size for size in rung_s if size >= rest)] if rest else 0.0)
+    full_rungs, other_rows = divmod(rows, largest)
+    last_s = rung_s[min(size for size in rung_s if size >= other_rows)] if other_rows else 0.0
+    return full_rungs * rung_s[largest] + last_s

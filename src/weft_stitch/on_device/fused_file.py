@@ -1,6 +1,7 @@
 """Stitched nets on a GPU in the form ``fused``: a *round* computes the rows of all tasks, with one kernel per layer.
 
-A round is cut into segments and captured as CUDA graphs, like other programs of the CUDA backend.
+A round is cut into segments, which are captured as CUDA graphs, like other programs of the CUDA backend. A *cut* is the
+index of the step before which a segment begins; *rows* are counted for each task.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class StepCost(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The module for a number of rows of each model, and the cost of each of its steps."""
+    """The module for a number of rows of each task, and the cost of each of its steps."""
 
     module: StitchedModule
     costs: tuple[StepCost, ...]
@@ -64,13 +65,14 @@ class FusedRounds:
     """Makes the modules of one file. Their tensors are on the CPU until the caller moves them."""
 
     def __init__(self, path: Path, dtype: Any, *, cuda: bool) -> None:
+        """*dtype*: the torch type of weights and activations. *cuda*: whether kernels will run them."""
         if cuda and find_spec("triton") is None:
             raise StitchError("triton is not installed")
         self._family, self._sharing = read_stitched(path)
         self._dtype, self._forms = dtype, uniform(self._family, "fused")
 
     def at(self, rows: int) -> Round:
-        """The round for *rows* rows of each model. Tensors between steps are named by the steps' positions."""
+        """The round for *rows* rows of each task. Tensors between steps are named by the steps' indices."""
         item_bytes, batches = int(self._dtype.itemsize), [rows] * self._family.tasks
         align = LOAD_BYTES // item_bytes
         graph = _number_tensors(lower(self._family, self._sharing, self._forms, batches=batches, align=align))
@@ -103,14 +105,14 @@ def _cost(graph: Graph, step: GraphStep, item_bytes: int) -> StepCost:
     """The cost of a step whose numbers have *item_bytes* bytes each."""
     sizes = [prod(graph.shapes[name]) for name in (*step.inputs, *step.outputs) if name in graph.shapes]
     stored = [graph.constants[name].size for name in step.inputs if name in graph.constants]  # weights, read as well
-    products = int(step.attributes.get("macs", 0))
+    products = int(step.attributes.get("macs", 0))  # which fused layers state
     if step.op == "Conv":
         products = prod(graph.shapes[step.outputs[0]]) * prod(graph.constants[step.inputs[1]].shape[1:])
     return StepCost(item_bytes * (sum(sizes) + sum(stored)), products)
 
 
 def tune_within(module: StitchedModule, example: Sequence[Tensor], enough: Callable[[], bool]) -> None:
-    """Find the fastest tiles of a module's fused layers on CUDA by trials, until *enough* returns True."""
+    """Find the fastest tiles of a module's fused layers by trials, without TF32, until *enough* returns True."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         tune(module, *example, enough=enough)
 
@@ -130,7 +132,7 @@ def take_shapes(module: StitchedModule, shapes: Sequence[Sequence[int]]) -> None
 TIMED_ON = "cuda"
 """The kind of device on which tiles are tuned."""
 _END = -1
-"""Stands for the number of steps as the end of the last piece: other numbers of rows may have more steps."""
+"""The end of the last piece: stands for the number of steps, which may differ for other numbers of rows."""
 _TYPES = {FP32: torch.float32, FP16: torch.float16}
 
 
@@ -152,6 +154,7 @@ class RoundProgram:
         self.estimated_step_s = [guess_s(*cost) for cost in source.costs]
         """Estimated seconds of each step."""
         self.channels_last: frozenset[str] = frozenset()
+        """Tensors between steps that are in channels-last order (see ``record_orders``)."""
         self.outputs = tuple(output.name for output in self.graph.outputs)
         model_inputs = [port.name for port in self.graph.inputs]
         self._writer_of = {name: index for index, step in enumerate(self.graph.steps) for name in step.outputs}
@@ -172,6 +175,7 @@ class RoundProgram:
         """The steps from *start* to *end* (exclusive; ``_END``: all remaining steps)."""
         end = len(self.graph.steps) if end == _END else end
         names = dict.fromkeys(name for step in self.graph.steps[start:end] for name in step.inputs)
+        # inputs of the models (-1) and what earlier steps have written
         inputs = [name for name in names if name in self._tensors and self._writer_of.get(name, -1) < start]
         written = [name for step in self.graph.steps[start:end] for name in step.outputs]
         leaving = [name for name in written if self._last_reader_of.get(name, -1) >= end]
@@ -181,7 +185,8 @@ class RoundProgram:
     def crossing(self, item_bytes: int) -> list[int | None]:
         """For each possible cut, both ends included, the bytes of tensors that cross it; None where no cut is allowed.
 
-        None is allowed after the first step that writes an output (``_first_output_step``).
+        No cut is allowed after the first step that writes an output (``_first_output_step``), except the end.
+        *item_bytes*: of one number.
         """
         count = len(self.graph.steps)
         change = [0] * (count + 2)  # cut -> bytes that begin to cross there, less those that no longer do
@@ -194,13 +199,14 @@ class RoundProgram:
         return [size if may_cut else None for size, may_cut in zip(crossing_bytes, allowed, strict=True)]
 
     def run(self, piece: RoundPiece, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a piece and return its outputs by name; outputs of the models as float32."""
+        """Run a piece on *values* (by name) and return its outputs by name; outputs of the models as float32."""
         results = self._run_piece(piece, values, {})
         return {name: tensor.float() for name, tensor in results.items()} if piece.outputs == self.outputs else results
 
     def fill(self, piece: RoundPiece, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
         """Run a piece and write its outputs into *targets*."""
         results = self._run_piece(piece, values, targets)
+        # some steps have written into their target themselves
         to_copy = [name for name, tensor in results.items() if tensor.data_ptr() != targets[name].data_ptr()]
         if to_copy:
             torch._foreach_copy_([targets[name] for name in to_copy], [results[name] for name in to_copy])
@@ -213,7 +219,7 @@ class RoundProgram:
         return {name: tensors[name] for name in piece.outputs}
 
     def record_orders(self, values: Mapping[str, Any]) -> None:
-        """Run the steps before the first output once, one by one; record which tensors are in channels-last order."""
+        """Run the steps before the first output, one by one; record for buffers which tensors are channels-last."""
         tensors, channels_last = dict(values), set[str]()
         for index in range(self._first_output_step):
             results = self._run_piece(self.piece(index, index + 1), tensors, {})
@@ -261,7 +267,7 @@ class FusedFile:
         """The memory of the weights, and key of a weight -> its tensor there."""
         shapes_file = folder / SHAPES
         self._tiles: dict[str, Any] = json.loads(shapes_file.read_text()) if shapes_file.exists() else {}
-        """Number of rows, as text -> the tiles of the fused layers (``shapes_of``)."""
+        """Number of rows, as text -> the tiles of the fused layers (``shapes_of``), found now or by an earlier run."""
 
     def program(self, blueprint: Blueprint, rows: int) -> RoundProgram:
         """The program for *rows* rows of each task; it is created and tuned at first use."""
@@ -270,7 +276,7 @@ class FusedFile:
             program = RoundProgram(self._rounds.at(rows), torch_device_name(self.device))
             self._place_weights(program.module)
             self._set_tiles(program, random_batch(blueprint, rows), str(rows))
-            if rows == 1:
+            if rows == 1:  # the orders are the same for all numbers of rows
                 inputs = self._to_device(program, random_batch(blueprint, 1))
                 self.device.run_uncaptured(lambda: program.record_orders(inputs))
             else:
@@ -374,7 +380,7 @@ class _Segments(dict[SegmentSpec, DeviceSegment]):
 
 
 def _spec(program: RoundProgram, start: int, end: int) -> SegmentSpec:
-    """The segment of the steps from *start* to *end*."""
+    """The segment of the steps from *start* to *end*, with the name of its layers."""
     piece = program.piece(start, end)
     layers = [step.layer for step in program.graph.steps[start : piece.end] if step.layer] or ["answers"]
     name = layers[0] if layers[0] == layers[-1] else f"{layers[0]}..{layers[-1]}"
@@ -382,7 +388,7 @@ def _spec(program: RoundProgram, start: int, end: int) -> SegmentSpec:
 
 
 def _is_channels_last(tensor: Any) -> bool:
-    """Whether a tensor is in channels-last order, and not contiguous as well."""
+    """Whether a tensor is in channels-last order, and not contiguous as well (as with one channel or position)."""
     channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     return bool(channels_last and not tensor.is_contiguous())
 

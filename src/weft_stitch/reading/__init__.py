@@ -1,4 +1,7 @@
-"""Read ONNX files, torch modules and nets as nets: ``read_models``."""
+"""Read ONNX files, torch modules and nets as nets: ``read_models``.
+
+What a reader cannot express in a net becomes an *island*, an operation that keeps its source's form, where allowed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def read_models(
     batches: int | Sequence[int] | None = None,
     islands: bool = False,
     shapes: Sequence[Mapping[str, tuple[int, ...]] | None] | None = None,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Callable[[int], None] = lambda read_count: None,
 ) -> list[Net]:
     """Read every model as a net; ``StitchError`` for anything that is no model.
 
@@ -35,14 +38,14 @@ def read_models(
     input_shapes = [None] * count if shapes is None else list(shapes)
     examples = _examples(example_inputs, count)
     nets: list[Net] = []
-    for model, name, batch, example, size in zip(models, model_names, rows, examples, input_shapes, strict=True):
+    for model, name, batch, example, sizes in zip(models, model_names, rows, examples, input_shapes, strict=True):
         progress(len(nets))
-        nets.append(_read(model, name, batch, islands, example, size))
+        nets.append(_read(model, name, batch, islands, example, sizes))
     return nets
 
 
 def _read(model: Any, name: str, batch: int | None, islands: bool, example: Any, shapes: Any) -> Net:
-    """Read one model with the ONNX or the torch reader; a net is only renamed."""
+    """Read one model with the ONNX or the torch reader; a net is only renamed. *example*: a torch module's inputs."""
     if isinstance(model, Net):
         return replace(model, name=name or model.name)
     if isinstance(model, str | os.PathLike) or hasattr(model, "SerializeToString"):
@@ -52,7 +55,7 @@ def _read(model: Any, name: str, batch: int | None, islands: bool, example: Any,
     title = name or type(model).__name__
     if not hasattr(model, "forward") and not hasattr(model, "graph_module"):
         raise StitchError(f"{title} is no model; give ONNX files, torch modules or nets")
-    if example is None and hasattr(model, "forward"):
+    if example is None and hasattr(model, "forward"):  # an exported program has its own example
         raise StitchError(f"{title} is a torch module; give what it is called with as example_inputs")
     from weft_stitch.reading.torch_reader import read_module
 
@@ -60,14 +63,14 @@ def _read(model: Any, name: str, batch: int | None, islands: bool, example: Any,
 
 
 def _per_model(argument: str, entries: Sequence[Any], count: int) -> list[Any]:
-    """The value of *argument* as a list; ``StitchError`` unless it has one entry for each of *count* models."""
+    """*entries*, the value of *argument*, as a list; ``StitchError`` unless there is one for each of *count* models."""
     if len(entries) != count:
         raise StitchError(f"{len(entries)} {argument} for {count} models; give one for each")
     return list(entries)
 
 
-def _examples(given: Sequence[Any] | None, count: int) -> list[Any]:
-    """The example inputs of each model: the entry of *given* if that lists tuples, else *given* itself for all."""
-    if given and isinstance(given[0], tuple | list):
-        return _per_model("example_inputs", given, count)
-    return [given] * count
+def _examples(example_inputs: Sequence[Any] | None, count: int) -> list[Any]:
+    """The example inputs of each of *count* models: *example_inputs* has a tuple for each, or is the inputs of all."""
+    if example_inputs and isinstance(example_inputs[0], tuple | list):
+        return _per_model("example_inputs", example_inputs, count)
+    return [example_inputs] * count

@@ -1,6 +1,7 @@
 """Match the operations of several models: ``align``.
 
-Operations are matched by what they read, from the inputs on, never by their place in the file. Where several
+A *task* is one of the models, by its index. Values of the family have the names of task 0's values. Operations are
+matched by what they read, from the inputs on, never by their place in the file. Where several
 operations read the same value in the same way (the branches of a block), what follows them decides: the whole rest of
 the model if it is equal, else as many steps ahead as possible; between equal branches the weights they have in common,
 then the name, then the order.
@@ -39,7 +40,7 @@ def layer_key(net: Net, op: Op) -> Hashable:
 
 
 def difference(net: Net, op: Op, other_net: Net, other: Op) -> tuple[str, str]:
-    """Both operations in words, up to the first property in which they differ."""
+    """The text of both operations, with the first property in which they differ."""
     text, other_text = describe_kind(op), describe_kind(other)
     if text != other_text:
         return text, other_text
@@ -63,7 +64,7 @@ def describe_kind(op: Op) -> str:
         words = f"foreign operator ({op.payload.signature})"
     if op.kind in ("conv", "max_pool", "avg_pool"):
         words = f"{op.window.kernel[0]}x{op.window.kernel[1]} {words}"
-    return f"{'an' if words[0] in 'aeiouAEIOU8' else 'a'} {words}"
+    return f"{'an' if words[0] in 'aeiouAEIOU8' else 'a'} {words}"  # an 8x8 convolution
 
 
 def _properties(net: Net, op: Op) -> Iterator[tuple[str, Hashable]]:
@@ -121,8 +122,8 @@ def align(nets: Sequence[Net], *, islands: bool = False) -> Family:
     """Match the operations of *nets* and return them as one family.
 
     Widths, class counts and batches may differ; kinds, windows, functions and the sizes of pictures may not. *islands*:
-    let each model keep what the others do not have as its tail; without it, a difference is a ``StitchError``. Models
-    of one name get a number.
+    each model keeps what the others do not have as its *tail*; without it, a difference is a ``StitchError``. Models of
+    one name get a number.
     """
     if not nets:
         raise StitchError("no models to stitch; give at least one")
@@ -179,15 +180,16 @@ class _AlignedModel:
 
 
 class _Alignment:
-    """Matches task 0's operations with those of the other tasks, in order. *marks*: what ``_output_marks`` returns."""
+    """Matches task 0's operations with those of the other tasks, in order."""
 
     def __init__(self, tasks: list[_AlignedModel], marks: list[dict[str, Hashable]]) -> None:
+        """*marks*: for each task, its outputs (see ``_output_marks``)."""
         self.tasks = tasks
         self._numbers: dict[Hashable, int] = {}
         """Key of ``_number`` or layer key -> its number, the same in all tasks."""
-        first = tasks[0].net.inputs
+        input_names = [port.value for port in tasks[0].net.inputs]
         for task, mark in zip(tasks, marks, strict=True):
-            task.names.update(zip((port.value for port in first), (p.value for p in task.net.inputs), strict=True))
+            task.names.update(zip(input_names, (port.value for port in task.net.inputs), strict=True))
             task.ahead.append(self._all_ahead(task, mark))
         at_inputs = [[task.ahead[0][port.value] for port in task.net.inputs] for task in tasks]
         if any(numbers != at_inputs[0] for numbers in at_inputs):  # the models are not equal as a whole
@@ -230,11 +232,9 @@ class _Alignment:
         levels = list(zip(first.ahead, task.ahead, strict=True))
         agreement = [tuple(ahead[op.output] == other[rival.output] for ahead, other in levels) for rival in candidates]
         candidates = [rival for rival, agrees in zip(candidates, agreement, strict=True) if agrees == max(agreement)]
-        return (
-            max(candidates, key=lambda rival: (_equal_weights(op, rival), rival.name == op.name))
-            if len(candidates) > 1
-            else candidates[0]
-        )
+        if len(candidates) == 1:  # comparing weights takes time
+            return candidates[0]
+        return max(candidates, key=lambda rival: (_equal_weights(op, rival), rival.name == op.name))
 
     def family(self, nets: tuple[Net, ...], layers: list[FamilyLayer]) -> Family:
         """The family of the matched *layers*; operations that no layer has become tails."""
@@ -245,6 +245,7 @@ class _Alignment:
         outputs = self._outputs()
         inputs = tuple(port.value for port in first.net.inputs)
         tails = tuple(tuple(op for op in task.net.ops if op.output not in task.used) for task in tasks)
+        # what each model's tail and own outputs read of the family
         bridges = tuple(
             _bridge(task, tail, outputs, index) for index, (task, tail) in enumerate(zip(tasks, tails, strict=True))
         )
@@ -266,7 +267,7 @@ class _Alignment:
         """The text of the message that *op* of task 0 has no counterpart in some task."""
         first = self.tasks[0]
         for task in self.tasks[1:]:
-            if self._counterpart(task, op) is None:
+            if self._counterpart(task, op) is None:  # always so for some task, as ``match`` has failed
                 break
         name, other_name = first.net.name, task.net.name
         rivals = task.unused(task.names.get(op.inputs[0], ""))
@@ -274,6 +275,7 @@ class _Alignment:
             source = first.writers.get(op.inputs[0])
             place = source.name if source else "its input"
             return f"{op.name} of {name} is {describe_kind(op)} after {place}; {other_name} has nothing in that place"
+        # the most similar one: of the same kind and name if possible
         rival = min(rivals, key=lambda candidate: (candidate.kind != op.kind, candidate.name != op.name))
         text, other_text = difference(first.net, op, task.net, rival)
         if text == other_text:
@@ -281,7 +283,7 @@ class _Alignment:
         return f"{op.name} of {name} is {text}, {rival.name} of {other_name} {other_text}"
 
     def _all_ahead(self, task: _AlignedModel, marks: Mapping[str, Hashable]) -> dict[str, int]:
-        """Value -> a number for all operations that follow it up to the outputs."""
+        """Value -> a number for all operations that follow it up to the outputs. *marks*: see ``_number``."""
         ahead: dict[str, int] = {}
         for value in reversed(task.values):
             ahead[value] = self._number(task, value, marks, ahead)
@@ -289,20 +291,20 @@ class _Alignment:
 
     def _some_ahead(self, task: _AlignedModel, marks: Mapping[str, Hashable]) -> list[dict[str, int]]:
         """For 24 steps ahead, then 23, down to 1: value -> a number for the operations within these steps."""
-        levels = [dict.fromkeys(task.values, 0)]
+        levels = [dict.fromkeys(task.values, 0)]  # for 0 steps, 1 step, and so on
         for _ in range(_STEPS_AHEAD):
             levels.append({value: self._number(task, value, marks, levels[-1]) for value in task.values})
-        return levels[:0:-1]
+        return levels[:0:-1]  # without that for 0 steps
 
     def _number(self, task: _AlignedModel, value: str, marks: Mapping[str, Hashable], ahead: Mapping[str, int]) -> int:
         """A number for the operations that read *value*: equal for equal layer keys, input indices and outputs.
 
-        *ahead*: the numbers of their outputs, one step shorter. *marks*: which values are outputs of the model.
+        *ahead*: the numbers of their outputs, for one step less. *marks*: the task's outputs (see ``_output_marks``).
         """
-        layers = (
+        layer_numbers = (
             self._numbers.setdefault(task.layer_keys[op.output], len(self._numbers)) for op, _ in task.readers[value]
         )
-        reading_ops = zip(layers, ((index, ahead[op.output]) for op, index in task.readers[value]), strict=True)
+        reading_ops = zip(layer_numbers, ((index, ahead[op.output]) for op, index in task.readers[value]), strict=True)
         key = (marks.get(value), tuple(sorted(reading_ops)))
         return self._numbers.setdefault(key, len(self._numbers))
 
@@ -323,9 +325,9 @@ def _equal_weights(op: Op, other: Op) -> int:
 def _bridge(
     task: _AlignedModel, tail: Sequence[Op], outputs: Mapping[str, tuple[Port, ...]], index: int
 ) -> dict[str, str]:
-    """The values of common layers that *tail* reads, or that not all models output: the model's name -> the family's.
+    """Name in the model -> name in the family, for values of common layers that the model itself needs.
 
-    *index*: the task of the model.
+    These are values that its *tail* reads, or that it outputs and some model does not. *index*: the model's task.
     """
     family_names = {model_name: name for name, model_name in task.names.items()}
     family_outputs = {ports[index].value for ports in outputs.values()}
@@ -402,4 +404,5 @@ def _output_marks(nets: Sequence[Net]) -> list[dict[str, Hashable]]:
 
 
 def _same_names(names: Sequence[Sequence[str]]) -> bool:
+    """Whether all models (*names*: those of each) have the same names, in any order."""
     return all(set(other) == set(names[0]) for other in names)

@@ -2,7 +2,8 @@
 
 Both readers translate operators by the methods of a draft, which know what a net can express: a flattened picture
 keeps its layout until an operation reads it, padding waits for the convolution that takes it, and constants must be
-per channel. Anything else raises ``Foreign``, and the reader decides what to do.
+per channel. Anything else raises ``Foreign``, and the reader decides what to do. A net's values are [rows, channels,
+height, width]; a ``Value`` is such a size without rows.
 """
 
 from __future__ import annotations
@@ -17,17 +18,7 @@ from typing import Any
 import numpy as np
 
 from weft.base.errors import ModelError
-from weft_stitch.net import (
-    ROUNDING,
-    Array,
-    Net,
-    Op,
-    Port,
-    Value,
-    Window,
-    finite,
-    infer,
-)
+from weft_stitch.net import ROUNDING, Array, Net, Op, Port, Value, Window, finite, infer
 
 Pads = tuple[int, int, int, int]
 """Top, left, bottom, right."""
@@ -38,10 +29,11 @@ def same_pads(
 ) -> Pads:
     """The padding with which the output has the size of the input divided by the stride, rounded up (SAME in ONNX).
 
-    An odd zero is added at the end if *upper*, else at the beginning.
+    *size*: of the input. An odd zero is added at the end if *upper*, else at the beginning.
     """
     begins, ends = [], []
     for taps, stride, dilation, extent in zip(kernel, strides, dilations, (size.height, size.width), strict=True):
+        # the windows begin in steps of the stride, and the last one reaches as far as its taps
         total = max(0, (-(-extent // stride) - 1) * stride + dilation * (taps - 1) + 1 - extent)
         smaller_half = total // 2
         begins.append(smaller_half if upper else total - smaller_half)
@@ -49,22 +41,23 @@ def same_pads(
     return begins[0], begins[1], ends[0], ends[1]
 
 
-def add_pads(one: Pads, two: Pads) -> Pads:
+def add_pads(first: Pads, second: Pads) -> Pads:
     """The sum of two paddings."""
-    return one[0] + two[0], one[1] + two[1], one[2] + two[2], one[3] + two[3]
+    return first[0] + second[0], first[1] + second[1], first[2] + second[2], first[3] + second[3]
 
 
 def round_up_window(window: Window, size: Value) -> Window:
     """*window* with more padding at the end, so that rounding sizes down gives the result of rounding up.
 
-    A last window that would begin in the padding is left out, as onnxruntime and torch do.
+    *size*: of the input. A last window that would begin in the padding at the end is left out, as in onnxruntime and
+    torch.
     """
     ends = []
     for axis, extent in enumerate((size.height, size.width)):
         begin, end, stride = window.pads[axis], window.pads[axis + 2], window.strides[axis]
         span = window.dilations[axis] * (window.kernel[axis] - 1) + 1
         count = -(-(extent + begin + end - span) // stride) + 1
-        if (count - 1) * stride >= extent + begin:
+        if (count - 1) * stride >= extent + begin:  # the last window would begin in the padding
             count -= 1
         ends.append(max(end, (count - 1) * stride + span - extent - begin))
     return replace(window, pads=(window.pads[0], window.pads[1], ends[0], ends[1]))
@@ -96,18 +89,18 @@ def view_size(view: Shape) -> Value:
     return Value(*view) if len(view) <= 3 else Value(view[0], math.prod(view[1:]), 1)
 
 
-_SHOWN = 4
+_LISTED = 4
 """Number of operators that an island's name lists; its digest covers all."""
 
 
 def island_name(operators: Sequence[str], spelled: Sequence[str]) -> str:
     """A name that is equal for islands of equal operators. *spelled*: the operators with their attributes."""
-    shown = "+".join(operators[:_SHOWN]) + ("..." if len(operators) > _SHOWN else "")
-    return f"{shown} {hashlib.sha256(' '.join(spelled).encode()).hexdigest()[:8]}"
+    listed = "+".join(operators[:_LISTED]) + ("..." if len(operators) > _LISTED else "")
+    return f"{listed} {hashlib.sha256(' '.join(spelled).encode()).hexdigest()[:8]}"
 
 
 class NetDraft:
-    """A net under construction. Every method adds one or more operations, called *name*, and returns their picture."""
+    """A net under construction. Its methods add operations and return their picture. *name*: what they are called."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -145,7 +138,7 @@ class NetDraft:
 
     def linear(self, name: str, x: Picture, weight: Array, bias: Array | None) -> Picture:
         """Add a fully connected layer, as a convolution whose window covers the whole picture. *weight*: [out, in]."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         size = self.size(x)
         if len(x.view) != 1:
             raise Foreign(f"it multiplies rows of {_text(x.view)}; rows of plain vectors are understood")
@@ -159,7 +152,7 @@ class NetDraft:
 
     def affine(self, name: str, x: Picture, scale: Array | None, shift: Array | None) -> Picture:
         """Multiply by *scale* and add *shift*, each one number per channel of the net's value."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         channels = self.size(x).channels
         for table in (scale, shift):
             if table is not None and table.shape != (channels,):
@@ -174,12 +167,12 @@ class NetDraft:
         """Add a normalisation with stored statistics, as a factor and a term per channel."""
         channels = self.size(x).channels
         if any(table.shape != (channels,) for table in (scale, bias, mean, variance)) or x.view[0] != channels:
-            raise Foreign(f"it does not go by the {channels} channels of its input")
+            raise Foreign(f"its tables are not one number for each of the {channels} channels of its input")
         variance_plus_epsilon = variance.astype(np.float64) + epsilon
         if not (variance_plus_epsilon > 0).all():
             raise ModelError("its variance is negative")
         factor = scale / np.sqrt(variance_plus_epsilon)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # ``affine`` refuses numbers that are not finite
             scale_and_shift = factor.astype(np.float32), (bias - mean * factor).astype(np.float32)
         return self.affine(name, x, *scale_and_shift)
 
@@ -187,7 +180,7 @@ class NetDraft:
         """*constant* as one number per channel; ``Foreign`` if its broadcast over *x* differs within a channel."""
         size, view = self.size(x), x.view
         channels = size.channels
-        shape = (1,) * (len(view) + 1 - constant.ndim) + constant.shape
+        shape = (1,) * (len(view) + 1 - constant.ndim) + constant.shape  # aligned at the last dimension, with rows
         if len(shape) > len(view) + 1 or any(
             extent not in (1, full) for extent, full in zip(shape, (1, *view), strict=True)
         ):
@@ -196,7 +189,7 @@ class NetDraft:
             return np.full(channels, constant.reshape(()), constant.dtype)
         table = constant.reshape(shape)
         if view[0] == channels:
-            table = _first_if_equal(table, tuple(range(2, len(shape))))
+            table = _first_if_equal(table, tuple(range(2, len(shape))))  # along height and width
         elif len(view) == 1 and table.size == view[0]:  # a flattened picture: channels x positions
             table = _first_if_equal(table.reshape(channels, -1), (1,))
         else:
@@ -205,57 +198,53 @@ class NetDraft:
 
     def unary(self, name: str, x: Picture, function: str, **settings: float) -> Picture:
         """Add an elementwise function (see ``Op.function``)."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         return self._add(name, "unary", [x.value], view=x.view, function=function, settings=settings)
 
     def rounding(self, name: str, x: Picture, payload: Any) -> Picture:
         """Round *x* to a number format, element by element, by the steps in *payload*."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         return self._add(name, "unary", [x.value], view=x.view, function=ROUNDING, payload=payload)
 
-    def combine(self, name: str, kind: str, one: Picture, two: Picture) -> Picture:
-        """Add ("add") or multiply ("mul") two tensors."""
-        one, two = self.flush(one), self.flush(two)
-        first, second = self.size(one), self.size(two)
-        if one.view == two.view and first == second:
-            return self._add(name, kind, [one.value, two.value], view=one.view)
-        larger, smaller = (
-            (first, second) if first.height * first.width >= second.height * second.width else (second, first)
-        )
-        both_keep_shape = self._keeps_shape(one) and self._keeps_shape(two)
-        broadcasts = (smaller.height, smaller.width) in ((1, 1), (larger.height, larger.width))
-        if (
-            not both_keep_shape
-            or not broadcasts
-            or (first.channels != second.channels and 1 not in (first.channels, second.channels))
-        ):
-            raise Foreign(f"it joins rows of {_text(one.view)} and of {_text(two.view)}")
-        return self._add(name, kind, [one.value, two.value])
+    def combine(self, name: str, kind: str, left: Picture, right: Picture) -> Picture:
+        """Add ("add") or multiply ("mul") two tensors; one may be broadcast over positions, or over channels."""
+        left, right = self.apply_pads(left), self.apply_pads(right)
+        left_size, right_size = self.size(left), self.size(right)
+        if left.view == right.view and left_size == right_size:
+            return self._add(name, kind, [left.value, right.value], view=left.view)
+        smaller, larger = sorted((left_size, right_size), key=lambda size: size.height * size.width)
+        both_keep_shape = self._keeps_shape(left) and self._keeps_shape(right)
+        positions_fit = (smaller.height, smaller.width) in ((1, 1), (larger.height, larger.width))
+        channels = left_size.channels, right_size.channels
+        channels_fit = channels[0] == channels[1] or 1 in channels
+        if not (both_keep_shape and positions_fit and channels_fit):
+            raise Foreign(f"it joins rows of {_text(left.view)} and of {_text(right.view)}")
+        return self._add(name, kind, [left.value, right.value])
 
-    def add_scaled(self, name: str, one: Picture | Array, two: Picture | Array, factor: float = 1.0) -> Picture:
-        """Add *factor* times *two* to *one*; one of the two may be a constant per channel."""
-        if not isinstance(two, Picture):
-            assert isinstance(one, Picture)
-            return self.affine(name, one, None, self.per_channel(one, two * np.float32(factor)))
-        scale = None if factor == 1 else np.full(self.size(two).channels, factor, np.float32)
-        if not isinstance(one, Picture):
-            return self.affine(name, two, scale, self.per_channel(two, one))
+    def add_scaled(self, name: str, left: Picture | Array, right: Picture | Array, factor: float = 1.0) -> Picture:
+        """Add *factor* times *right* to *left*; one of the two may be a constant per channel."""
+        if not isinstance(right, Picture):
+            assert isinstance(left, Picture)
+            return self.affine(name, left, None, self.per_channel(left, right * np.float32(factor)))
+        scale = None if factor == 1 else np.full(self.size(right).channels, factor, np.float32)
+        if not isinstance(left, Picture):
+            return self.affine(name, right, scale, self.per_channel(right, left))
         if scale is not None:
-            two = self.affine(f"{name}.{'minus' if factor == -1 else 'alpha'}", two, scale, None)
-        return self.combine(name, "add", one, two)
+            right = self.affine(f"{name}.{'minus' if factor == -1 else 'alpha'}", right, scale, None)
+        return self.combine(name, "add", left, right)
 
-    def multiply(self, name: str, one: Picture | Array, two: Picture | Array) -> Picture:
+    def multiply(self, name: str, left: Picture | Array, right: Picture | Array) -> Picture:
         """Multiply two tensors, one of which may be a constant per channel."""
-        if not isinstance(one, Picture):
-            one, two = two, one
-        assert isinstance(one, Picture)
-        if isinstance(two, Picture):
-            return self.combine(name, "mul", one, two)
-        return self.affine(name, one, self.per_channel(one, two), None)
+        if not isinstance(left, Picture):
+            left, right = right, left
+        assert isinstance(left, Picture)
+        if isinstance(right, Picture):
+            return self.combine(name, "mul", left, right)
+        return self.affine(name, left, self.per_channel(left, right), None)
 
     def prelu(self, name: str, x: Picture, slope: Array) -> Picture:
-        """Add the positive part and *slope* times the negative part of *x*."""
-        x = self.flush(x)
+        """Add a PReLU: the positive part of *x*, plus *slope* (per channel) times its negative part."""
+        x = self.apply_pads(x)
         if (slope == slope[0]).all():
             return self.unary(name, x, "LeakyRelu", alpha=float(slope[0]))
         negative = self.unary(f"{name}.negative", self.unary(f"{name}.minus", x, "Neg"), "Relu")
@@ -264,7 +253,7 @@ class NetDraft:
 
     def concat(self, name: str, parts: Sequence[Picture]) -> Picture:
         """Concatenate along the channels, or along flat vectors."""
-        parts = [self.flush(picture) for picture in parts]
+        parts = [self.apply_pads(picture) for picture in parts]
         sizes = [self.size(picture) for picture in parts]
         extents = {(size.height, size.width) for size in sizes}
         if len(extents) > 1 or not (
@@ -283,7 +272,7 @@ class NetDraft:
 
         *ceil*: round the output's size up. *count_pads*: padding counts in averages.
         """
-        x = self.flush(x)
+        x = self.apply_pads(x)
         if not self._keeps_shape(x):
             raise Foreign(f"it pools rows of {_text(x.view)}; pictures are understood")
         size = self.size(x)
@@ -295,20 +284,20 @@ class NetDraft:
             if padded_window != window and settings.get("count_include_pad"):
                 raise Foreign("it rounds sizes up and counts padding, which runtimes disagree about")
             window = padded_window
-        if kind == "max_pool" and window == Window((1, 1)):
+        if kind == "max_pool" and window == Window((1, 1)):  # it changes nothing
             return x
         return self._add(name, kind, [x.value], window=window, settings=settings)
 
     def global_pool(self, name: str, x: Picture, *, keep: bool) -> Picture:
         """The mean over all positions of each channel; *keep*: keep dimensions of size 1."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         self._require_channels(x)
         view = (self.size(x).channels, *(1,) * (len(x.view) - 1)) if keep else (self.size(x).channels,)
         return self._add(name, "global_pool", [x.value], view=view)
 
     def global_max(self, name: str, x: Picture, *, keep: bool) -> Picture:
         """The largest number of each channel; *keep*: keep dimensions of size 1."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         self._require_channels(x)
         size = self.size(x)
         view = (size.channels, *(1,) * (len(x.view) - 1)) if keep else (size.channels,)
@@ -316,22 +305,25 @@ class NetDraft:
 
     def reshape(self, x: Picture, view: Sequence[int]) -> Picture:
         """*x* with the shape *view*; no operation is added."""
-        x = self.flush(x)
+        x = self.apply_pads(x)
         if math.prod(view) != math.prod(x.view):
             raise ModelError(f"rows of {_text(x.view)} cannot take the shape {_text(view)}")
         return replace(x, view=tuple(view))
 
     def pad(self, x: Picture, pads: Pads) -> Picture:
-        """*x* with additional padding, which is applied later (see ``flush``)."""
+        """*x* with additional padding, which is applied later (see ``apply_pads``)."""
         if not self._keeps_shape(x) or min(pads) < 0:
             raise Foreign(f"it pads rows of {_text(x.view)} by {_text(pads)}")
         return replace(x, pads=add_pads(x.pads, pads))
 
     def island(self, name: str, inputs: Sequence[Picture], payload: Any, view: Shape) -> Picture:
-        """Add an operator that only its source can run; *payload* knows the size of its output."""
+        """Add operators that a net cannot express. *payload*: what runs them, and knows their output's size.
+
+        *view*: the source's shape of the output.
+        """
         return self._add(name, "island", [picture.value for picture in inputs], view=view, payload=payload)
 
-    def flush(self, x: Picture) -> Picture:
+    def apply_pads(self, x: Picture) -> Picture:
         """Apply the padding of *x*, by a depthwise convolution with ones."""
         if not any(x.pads):
             return x
@@ -345,8 +337,8 @@ class NetDraft:
         """The net with *outputs* (name of a port -> picture), without operations that no output needs."""
         ports: list[Port] = []
         for port, picture in outputs.items():
-            picture = self.flush(picture)
-            if picture.value in {written.value for written in ports}:  # values identify outputs later: copy it
+            picture = self.apply_pads(picture)
+            if picture.value in {written.value for written in ports}:  # outputs are told apart by their values: copy it
                 ones = np.ones(self.size(picture).channels, np.float32)
                 picture = self._add(f"{picture.value}.again", "affine", [picture.value], view=picture.view, scale=ones)
             ports.append(Port(port, picture.value, picture.view))
@@ -375,7 +367,7 @@ class NetDraft:
         return unique
 
     def _keeps_shape(self, x: Picture) -> bool:
-        """Whether *x* has the shape of its value, so that its first dimension is the channels."""
+        """Whether *x* has the shape [channels, height, width] of its value."""
         size = self.size(x)
         return x.view == (size.channels, size.height, size.width)
 
@@ -386,7 +378,7 @@ class NetDraft:
         return self.size(x)
 
     def _require_channels(self, x: Picture) -> None:
-        """Raise ``Foreign`` unless *x* has positions, and its first dimension is the channels."""
+        """Raise ``Foreign`` unless the first dimension of *x* is the channels, and there are others to reduce."""
         if len(x.view) < 2 or x.view[0] != self.size(x).channels:
             raise Foreign(f"it reduces rows of {_text(x.view)}, whose first dimension is not the channels")
 

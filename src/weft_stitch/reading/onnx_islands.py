@@ -1,7 +1,9 @@
 """ONNX nodes that a net cannot express, kept as they are: ``OnnxIsland``, extracted by ``Surveyor``.
 
-An island is the node that writes a value, with the nodes before it whose tensors are no values (indices, other ranks).
-Its nodes are converted to ``OPSET``, the operator set of stitched files, so that they mean the same there.
+A *value* is a tensor that a net can hold: rows of vectors or of pictures. An island is the node that writes a value,
+with the nodes before it whose tensors are no values (indices, other ranks), called *hidden*. Its nodes are converted to
+``OPSET``, the operator set of stitched files, so that they mean the same there. ``adapt_to_rows`` changes constant
+shapes that contain the file's number of rows, so that an island takes any number.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from weft_stitch.graph_steps import reshape
 from weft_stitch.net import Array, Value
 from weft_stitch.onnx_writer import OPSET
 from weft_stitch.reading.draft import Foreign, Picture, Shape, island_name, view_size
-from weft_stitch.reading.onnx_source import COARSE, FLOATS, OnnxSource, SourceNode
+from weft_stitch.reading.onnx_source import FLOATS, HALF_TYPES, OnnxSource, SourceNode
 
 _MOST_SHAPE_SIZE = 4096
 """Constants of more elements cannot be shapes: shape inference does not get their numbers."""
@@ -81,7 +83,7 @@ class OnnxIsland:
         rows = builder.shape(inputs[0])[0]
         if self.tied and rows != self.rows:
             raise StitchError(
-                f"{self.tied} works only for the number of rows in the file ({self.rows}), which it moves; "
+                f"{self.tied} works only for the number of rows in the file ({self.rows}), as it moves the rows; "
                 "leave out dynamic = True"
             )
         names = {"": ""}  # tensor of the file -> tensor of the graph; the empty name is an omitted input
@@ -89,6 +91,7 @@ class OnnxIsland:
             names[name] = tensor if builder.shape(tensor)[1:] == view else reshape(builder, tensor, view)
         names |= {name: builder.constant(array, "island") for name, array in self.constants.items()}
         for node in self.nodes:
+            # of a hidden tensor, the shape is empty if unknown
             shapes = [
                 (rows, *self.view) if output == self.output else self._shape(output, rows) for output in node.output
             ]
@@ -111,14 +114,16 @@ class Surveyor:
     def __init__(
         self, source: OnnxSource, rows: int, pictures: Mapping[str, Picture], constants: Mapping[str, Array]
     ) -> None:
+        """*rows*: the file's number of rows. *pictures*, *constants*: by tensor; the reader adds to them."""
         self._opset = source.opset
-        self._half_precision = source.precision in COARSE
+        self._half_precision = source.precision in HALF_TYPES
         self._rows = rows
         self._pictures = pictures
         self._constants = constants
         self.hidden: dict[str, SourceNode] = {}
         """Tensor inside an island -> the node that writes it."""
         self._kinds: dict[str, TensorKind] = {}
+        """Tensor -> the type and shape that were inferred for it."""
 
     def as_read(self, node: SourceNode) -> SourceNode:
         """*node*; a Cast to double (or to half, in a file of halves) becomes one to float32, in which nets compute."""
@@ -134,8 +139,9 @@ class Surveyor:
         self._require_deterministic(node)
         sources = [name for name in node.inputs if name]
         types = {name: _type_proto(self.kind(name)) for name in sources}
-        small = (name for name in sources if name in self._constants and self._constants[name].size <= _MOST_SHAPE_SIZE)
-        data = {name: to_tensor(self._constant(name), name) for name in small}
+        constants = [name for name in sources if name in self._constants]
+        shapes = [name for name in constants if self._constants[name].size <= _MOST_SHAPE_SIZE]  # what may be shapes
+        data = {name: to_tensor(self._constant(name), name) for name in shapes}
         schema = _schema(node.op, self._opset)
         try:
             opsets = [helper.make_opsetid("", self._opset)]
@@ -163,6 +169,7 @@ class Surveyor:
     def _constant(self, name: str) -> Array:
         """The constant *name*; floats are float32 where ``as_read`` makes them so."""
         array = self._constants[name]
+        # not integers, booleans or texts; bfloat16 has a kind of its own
         is_converted = array.dtype == np.float64 or (self._half_precision and array.dtype.kind not in "iubSUO")
         return array.astype(np.float32) if is_converted else array
 
@@ -194,17 +201,9 @@ class Surveyor:
         input_views = tuple((name, self._pictures[name].view) for name in inputs)
         view = shape[1:]
         island = OnnxIsland(
-            tuple(adapted.nodes),
-            adapted.constants,
-            input_views,
-            output,
-            view,
-            view_size(view),
-            _signature(nodes),
-            self._rows,
-            adapted.shapes,
-            adapted.tied,
-        )
+            tuple(adapted.nodes), adapted.constants, input_views, output, view, view_size(view),
+            _signature(nodes), self._rows, adapted.shapes, adapted.tied,
+        )  # fmt: skip
         return island, inputs
 
     def _known_shape(self, name: str, stored: Mapping[str, Array]) -> Shape | None:
@@ -214,7 +213,7 @@ class Surveyor:
     def _convert(
         self, nodes: Sequence[SourceNode], inputs: Sequence[str], output: str, stored: dict[str, Array]
     ) -> tuple[list[OnnxNode], dict[str, Array]]:
-        """The nodes in the operator set ``OPSET``, and the constants that they read there."""
+        """The nodes in the operator set ``OPSET``, and their constants there; *stored*: those in the file."""
         protos = [node.node for node in nodes]
         if all(_same_meaning(node.op, self._opset) for node in nodes):
             return protos, stored
@@ -240,7 +239,7 @@ def _keep_in_floats(builder: Builder, value: str) -> str:
 
 def _with_hidden(node: SourceNode, hidden: Mapping[str, SourceNode]) -> list[SourceNode]:
     """*node* and the nodes that write the hidden tensors it reads, in order: a depth-first search without recursion."""
-    order: dict[int, SourceNode] = {}
+    order: dict[int, SourceNode] = {}  # by identity
     stack = [(node, False)]
     while stack:
         current, inputs_listed = stack.pop()
@@ -327,7 +326,7 @@ def adapt_to_rows(
 
 
 class _RowsTracker:
-    """Tracks through the nodes of an island which dimension of a tensor holds the rows."""
+    """Tracks through the nodes of an island which dimension of a tensor holds the rows; see ``AdaptedNodes``."""
 
     def __init__(
         self,
@@ -336,6 +335,7 @@ class _RowsTracker:
         rows: int,
         rows_axes: dict[str, int | None],
     ) -> None:
+        """Parameters as for ``adapt_to_rows``; *rows_axes*: the dimension of the rows in the island's inputs."""
         self.constants = constants
         self.shapes: dict[str, Shape] = {}
         self.tied = ""
@@ -365,9 +365,8 @@ class _RowsTracker:
         """Record the shape of the output *name*, with dynamic rows at the dimension *rows_axis*."""
         shape = self._shape_of(name)
         if shape is not None:
-            sizes = enumerate(shape)
-            self.shapes[name] = tuple(
-                DYNAMIC if axis == rows_axis and size == self._rows else size for axis, size in sizes
+            self.shapes[name] = tuple(  # a size of rows x heads stays as it is
+                DYNAMIC if axis == rows_axis and size == self._rows else size for axis, size in enumerate(shape)
             )
 
     def _reshape(self, node: OnnxNode) -> tuple[OnnxNode, int | None]:
@@ -380,14 +379,14 @@ class _RowsTracker:
         literal_zero = bool(Attributes(node).integer("allowzero", 0))
         if rows_axis is None or shape is None or not len(target):
             return node, None
-        copies_rows = target[0] == 0 and not literal_zero
+        copies_rows = target[0] == 0 and not literal_zero  # 0 stands for the input's size unless allowzero is set
         if rows_axis == 0 and (target[0] == -1 or copies_rows):
             return node, 0
         if rows_axis == 0 and target[0] == shape[0] == self._rows and not (literal_zero and (target == 0).any()):
-            return self._change_target(node, 0, 0), 0
+            return self._change_target(node, 0, 0), 0  # 0: as many as in the input
         if rows_axis == 0 and target[0] % self._rows == 0 and (target > 0).all():  # rows merged with the next dimension
             return self._change_target(node, 0, -1), 0
-        if (target > 0).all():
+        if (target > 0).all():  # no size is left open
             self.tied = self.tied or f"{node.name or node.output[0]} (Reshape)"
         return node, None
 
@@ -401,13 +400,13 @@ class _RowsTracker:
         rows_axis += max(0, len(target) - len(input_shape))
         target_index = rows_axis - max(0, len(input_shape) - len(target))
         if target_index >= 0 and target[target_index] == self._rows:
-            node = self._change_target(node, target_index, 1)
+            node = self._change_target(node, target_index, 1)  # 1: as large as the input
         return node, rows_axis
 
     def _change_target(self, node: OnnxNode, index: int, size: int) -> OnnxNode:
         """A copy of *node* with *size* at *index* of its target shape, which becomes a constant of its own."""
         copy = copied(node)
-        del copy.attribute[:]
+        del copy.attribute[:]  # allowzero, with which a 0 would be a size
         copy.input[1] = f"{node.input[1]}.{node.output[0]}"
         target = self.constants[node.input[1]].astype(np.int64).ravel()
         target[index] = size
@@ -429,7 +428,7 @@ class _RowsTracker:
             indices = self.constants.get(node.input[1])
             if indices is None or axis == rows_axis:
                 return None
-            return rows_axis + (indices.ndim - 1 if axis < rows_axis else 0)
+            return rows_axis + (indices.ndim - 1 if axis < rows_axis else 0)  # the indices' dimensions replace *axis*
         if node.op_type == "Unsqueeze":
             axes = {dimension % (rank + len(self._axes(node, settings))) for dimension in self._axes(node, settings)}
             kept_axes = [axis for axis in range(rank + len(axes)) if axis not in axes]

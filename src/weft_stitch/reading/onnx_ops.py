@@ -1,6 +1,7 @@
 """Translate ONNX nodes to operations of a ``NetDraft``: ``read_node``, with a handler for each form in ``FORMS``.
 
-A form is how the stitcher understands an operator: the facet ``stitching`` of its entry in ``weft.models.operators``.
+A form is how the stitcher understands an operator: the facet ``stitching`` of its entry in ``weft.models.operators``. A
+*picture* is a tensor of the model as the draft knows it, without rows; its shape is ``Picture.view``.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ class Operands:
     node: SourceNode
     draft: NetDraft
     pictures: Mapping[str, Picture]
+    """Tensors that depend on the model's inputs, by name."""
     constants: Mapping[str, Array]
     """Arrays of constants by name."""
     rows: int
+    """The number of rows for which the model is read."""
     opset: int
-    coarse: bool
+    half_precision: bool
     """Whether the file is in half precision."""
 
     @property
     def name(self) -> str:
         return self.node.name
 
-    def given(self, index: int) -> bool:
+    def has_input(self, index: int) -> bool:
         """Whether the node has the input *index*."""
         return index < len(self.node.inputs) and bool(self.node.inputs[index])
 
@@ -50,6 +53,7 @@ class Operands:
         return picture
 
     def is_constant(self, index: int) -> bool:
+        """Whether the input *index* is a constant; ``ModelError`` if the node does not have it."""
         self._require(index)
         return self.node.inputs[index] in self.constants
 
@@ -68,7 +72,7 @@ class Operands:
 
     def weight(self, index: int) -> Array:
         """The constant input *index* as float32; ``ModelError`` if a number is not finite."""
-        tensor = self.node.inputs[index] if self.given(index) else ""
+        tensor = self.node.inputs[index] if self.has_input(index) else ""
         array = float32(self.array(index), tensor)
         if not finite(array):
             raise ModelError(f"its tensor {tensor} holds numbers that are not finite in float32")
@@ -80,10 +84,11 @@ class Operands:
 
     def optional_weight(self, index: int) -> Array | None:
         """The constant input *index*; None if the node does not have it."""
-        return self.weight(index) if self.given(index) else None
+        return self.weight(index) if self.has_input(index) else None
 
     def _require(self, index: int) -> None:
-        if not self.given(index):
+        """Raise ``ModelError`` unless the node has the input *index*."""
+        if not self.has_input(index):
             raise ModelError(f"its input {index + 1} is missing")
 
 
@@ -104,14 +109,14 @@ def _concat(o: Operands) -> Picture:
 def _reduce(o: Operands, pool: Callable[..., Picture]) -> Picture:
     """A mean or a maximum over all positions; *pool*: the method of the draft that adds it."""
     x = o.picture()
-    axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
+    axes = o.integers(1) if o.has_input(1) else o.node.integers("axes", ())
     if sorted({_axis(o, axis, x) for axis in axes}) != list(range(2, len(x.view) + 1)):
         raise Foreign(f"it reduces the dimensions {list(axes)}; all but rows and channels are understood")
     return pool(o.name, x, keep=bool(o.node.integer("keepdims", 1)))
 
 
 def _axis(o: Operands, axis: int, x: Picture) -> int:
-    """*axis* counted from the front; ``ModelError`` if *x* has no such dimension."""
+    """*axis* counted from the front, with the rows; ``ModelError`` if *x* has no such dimension."""
     rank = len(x.view) + 1
     if not -rank <= axis < rank:
         raise ModelError(f"it has no dimension {axis}")
@@ -130,7 +135,7 @@ def _reshape(o: Operands) -> Picture:
     """A reshape to a constant target that keeps the rows; 0 and -1 in it are resolved."""
     x = o.picture()
     shape = (o.rows, *x.view)
-    target = list(o.integers(1) if o.given(1) else o.node.integers("shape", ()))
+    target = list(o.integers(1) if o.has_input(1) else o.node.integers("shape", ()))  # an attribute in old files
     if not o.node.integer("allowzero", 0):
         target = [shape[axis] if size == 0 and axis < len(shape) else size for axis, size in enumerate(target)]
     if target.count(-1) > 1 or any(size < -1 or size == 0 for size in target):
@@ -152,8 +157,8 @@ def _squeeze(o: Operands) -> Picture:
     """The removal of dimensions of size 1, by default of all."""
     x = o.picture()
     full_shape = (o.rows, *x.view)
-    if o.given(1) or o.node.has("axes"):
-        axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
+    if o.has_input(1) or o.node.has("axes"):
+        axes = o.integers(1) if o.has_input(1) else o.node.integers("axes", ())
     else:
         axes = tuple(position for position, size in enumerate(full_shape) if size == 1)
     removed = {_axis(o, axis, x) for axis in axes}
@@ -165,7 +170,7 @@ def _squeeze(o: Operands) -> Picture:
 def _unsqueeze(o: Operands) -> Picture:
     """The insertion of dimensions of size 1."""
     x = o.picture()
-    axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
+    axes = o.integers(1) if o.has_input(1) else o.node.integers("axes", ())
     rank = len(x.view) + 1 + len(axes)
     # no exporter inserts more than a few; a damaged file may ask for millions
     if len(axes) > 8 or any(not -rank <= axis < rank for axis in axes):
@@ -176,7 +181,7 @@ def _unsqueeze(o: Operands) -> Picture:
 
 
 def _transpose(o: Operands) -> Picture:
-    """A transposition, understood only if it moves nothing but dimensions of size 1."""
+    """A transposition, understood only if it moves nothing but dimensions of size 1: then it is a reshape."""
     x = o.picture()
     full_shape = (o.rows, *x.view)
     order = o.node.integers("perm", tuple(reversed(range(len(full_shape)))))
@@ -195,8 +200,8 @@ def _identity(o: Operands) -> Picture:
 def _dropout(o: Operands) -> Picture:
     """A dropout at inference, which changes nothing."""
     if any(o.node.outputs[1:]):
-        raise Foreign("it also gives out its mask")
-    if o.given(2) and o.array(2).any():
+        raise Foreign("its mask is an output that is read")
+    if o.has_input(2) and o.array(2).any():
         raise Foreign("it is in training mode; export the model for inference")
     return o.picture()
 
@@ -205,8 +210,8 @@ def _cast(o: Operands) -> Picture:
     """A cast between float types; nets compute in float32 anyway."""
     target_type = o.node.integer("to", 0)
     if target_type not in FLOATS:
-        raise Foreign("it makes other numbers than floats")
-    if target_type in (ElementType.FLOAT16, ElementType.BFLOAT16) and not o.coarse:
+        raise Foreign("its result is not of a float type")
+    if target_type in (ElementType.FLOAT16, ElementType.BFLOAT16) and not o.half_precision:
         raise Foreign("it rounds to half precision in a model that is not")
     return o.picture()
 
@@ -215,12 +220,13 @@ def _pad(o: Operands) -> Picture:
     """A padding with zeros along height and width."""
     x = o.picture()
     rank = len(x.view) + 1
-    pads = o.integers(1) if o.given(1) else o.node.integers("pads", o.node.integers("paddings", ()))
-    value = o.array(2).reshape(-1)[:1].any() if o.given(2) else o.node.number("value", 0.0) != 0
-    if o.node.text("mode", "constant") != "constant" or value or o.given(3):
+    pads = o.integers(1) if o.has_input(1) else o.node.integers("pads", o.node.integers("paddings", ()))
+    is_nonzero = o.array(2).reshape(-1)[:1].any() if o.has_input(2) else o.node.number("value", 0.0) != 0
+    if o.node.text("mode", "constant") != "constant" or is_nonzero or o.has_input(3):  # input 3: axes
         raise Foreign("it pads with something else than zeros, or along chosen axes")
     if len(pads) != 2 * rank:
         raise ModelError(f"it has {len(pads)} pads for {rank} dimensions")
+    # *pads*: first the beginnings of all dimensions, then their ends
     if rank != 4 or any(pads[index] for index in (0, 1, 4, 5)):
         raise Foreign("it pads rows or channels")
     return o.draft.pad(x, (pads[2], pads[3], pads[6], pads[7]))
@@ -262,6 +268,7 @@ def _conv(o: Operands) -> Picture:
 
 def _batch_norm(o: Operands) -> Picture:
     """A batch normalisation with stored statistics."""
+    # before opset 7, training was the default
     if o.node.integer("training_mode", 0) or (o.opset < 7 and not o.node.integer("is_test", 0)):
         raise Foreign("it is in training mode; export the model for inference")
     scale, bias, mean, variance = (o.weight(index) for index in (1, 2, 3, 4))
@@ -332,7 +339,7 @@ def _sum(o: Operands) -> Picture:
 
 
 def _unary(o: Operands, form: StitchForm) -> Picture:
-    """An elementwise function whose attributes are numbers."""
+    """An elementwise function whose attributes are numbers; *form* has the function and the attributes' defaults."""
     settings = {name: o.node.number(name, default) for name, default in form.settings.items()}
     if not all(map(math.isfinite, settings.values())):
         raise ModelError(f"its settings are {settings}")
@@ -364,7 +371,7 @@ def _clip(o: Operands) -> Picture:
         bounds = {"min": o.node.number("min", -_LARGEST), "max": o.node.number("max", _LARGEST)}
     else:
         bound_inputs = (("min", 1), ("max", 2))
-        bounds = {name: _bound(o, index) for name, index in bound_inputs if o.given(index)}
+        bounds = {name: _bound(o, index) for name, index in bound_inputs if o.has_input(index)}
     return _clip_between(o, bounds)
 
 
@@ -384,7 +391,7 @@ def _bound(o: Operands, index: int) -> float:
 
 
 def _clip_between(o: Operands, bounds: dict[str, float]) -> Picture:
-    """Clip between *bounds*; bounds at the limits of float32 are dropped, and a lower bound of 0 alone is a Relu."""
+    """Clip between *bounds* ("min", "max"), without those at the limits of float32; only a lower bound of 0: a Relu."""
     finite_bounds = {name: bound for name, bound in bounds.items() if abs(bound) < _LARGEST}
     if finite_bounds == {"min": 0.0}:
         return o.draft.unary(o.name, o.picture(), "Relu")
@@ -394,13 +401,13 @@ def _clip_between(o: Operands, bounds: dict[str, float]) -> Picture:
 def _pool(o: Operands, form: StitchForm) -> Picture:
     """A maximum or average pool, as ``form.function`` says."""
     if any(o.node.outputs[1:]):
-        raise Foreign("it also gives out where the largest numbers are")
+        raise Foreign("its indices of the largest numbers are an output that is read")
     x = o.picture()
     kernel = o.node.integers("kernel_shape", ())
     if len(kernel) != 2:
         raise Foreign(f"its window has {len(kernel)} dimensions; 2 are understood")
     window = _window(o, o.node.pair("kernel_shape", 1), o.draft.size(x))
-    if any(pad >= size for pad, size in zip(window.pads, window.kernel * 2, strict=True)):
+    if any(pad >= size for pad, size in zip(window.pads, window.kernel * 2, strict=True)):  # both sides of both axes
         raise ModelError(f"its padding {list(window.pads)} is not smaller than its window {list(window.kernel)}")
     counted, ceil = bool(o.node.integer("count_include_pad", 0)), bool(o.node.integer("ceil_mode", 0))
     return o.draft.pool(o.name, x, form.function, window, ceil=ceil, count_pads=counted)

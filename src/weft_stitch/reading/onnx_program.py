@@ -1,7 +1,7 @@
 """ONNX files -> ModelProgram: the nodes of the file, with constants identified by their content; ``read_program``.
 
 Operators are not interpreted. To join programs, it is enough to know which constants are equal and which values are
-computed from constants alone; so a model may use any operators.
+computed from constants alone; so a model may use any operators. A *key* identifies a constant by its content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from weft.runtime.metadata import EXITS_KEY
 from weft_stitch.graph import DYNAMIC, GraphTensor
 from weft_stitch.net import Array
 from weft_stitch.reading.draft import Foreign
-from weft_stitch.reading.onnx_source import FLOATS, WHOLE, OnnxSource, SourceNode, constant_node, load, open_source
+from weft_stitch.reading.onnx_source import FLOATS, INTEGERS, OnnxSource, SourceNode, constant_node, load, open_source
 
 OLDEST = 13
 """The first operator set whose ``Split`` takes sizes that are computed at run time."""
@@ -101,19 +101,19 @@ class Constants:
         for key in keys:
             self.arrays.pop(key, None)
 
-    def behind(self, keys: Iterable[str]) -> set[str]:
-        """The keys of the arrays that the constants *keys* are, or are computed from."""
+    def source_arrays(self, keys: Iterable[str]) -> set[str]:
+        """The keys of the stored arrays that the constants *keys* are, or are computed from."""
         arrays: set[str] = set()
         for key in keys:
-            # a key of no array is derived
-            arrays |= {key} & self.arrays.keys() or self.behind(self.derived[key].inputs if key in self.derived else ())
+            sources = self.derived[key].inputs if key in self.derived else ()  # the key of an array has none
+            arrays |= {key} & self.arrays.keys() or self.source_arrays(sources)
         return arrays
 
-    def outline(self, key: str) -> object:
+    def size_key(self, key: str) -> object:
         """A key that is equal for constants of equal sizes; integers must be equal, as they may be sizes."""
         if key in self.derived:
             derived = self.derived[key]
-            sources = (self.outline(source) for source in derived.inputs if source)
+            sources = (self.size_key(source) for source in derived.inputs if source)
             return derived.node.signature, derived.output, *sources
         array = self.arrays[key]
         return (array.dtype.str, array.shape) if array.dtype.kind == "f" else key
@@ -145,14 +145,14 @@ def takes_whole_numbers(path: str | os.PathLike[str]) -> bool:
         inputs = glanced_inputs(path, requests=True)
     except Exception:  # protobuf's DecodeError has no public home; reading the whole file raises a proper error later
         return False
-    return any(value.type.tensor_type.elem_type in WHOLE for value in inputs)
+    return any(value.type.tensor_type.elem_type in INTEGERS for value in inputs)
 
 
 def read_program(path: str | os.PathLike[str], constants: Constants, name: str = "") -> ModelProgram:
     """Read the model in the file *path*; its constants are stored in *constants*."""
     file = Path(path)
     try:
-        source = open_source(load(file), file.parent, {**FLOATS, **WHOLE})
+        source = open_source(load(file), file.parent, {**FLOATS, **INTEGERS})
         if source.opset < OLDEST:
             raise StitchError(f"its operators are of set {source.opset}; export it with opset {OLDEST} or later")
         return _build_program(source, constants, name or file.stem)
@@ -164,7 +164,7 @@ def read_program(path: str | os.PathLike[str], constants: Constants, name: str =
 def _build_program(source: OnnxSource, constants: Constants, name: str) -> ModelProgram:
     """The program of an opened file: constants are separated from nodes that depend on inputs."""
     key_of: dict[str, str] = {}  # constant tensor -> its key
-    turned: dict[str, str] = {}
+    transposed: dict[str, str] = {}
 
     def key(tensor: str) -> str:
         """The key of a constant, which is stored at first use; empty if *tensor* is not constant."""
@@ -178,7 +178,7 @@ def _build_program(source: OnnxSource, constants: Constants, name: str) -> Model
         if node.op == "Constant":
             key_of[node.outputs[0]] = constants.keep(constant_node(source_node, source.folder))
         elif node.op == "Transpose" and _is_matrix(source, node.inputs[0]):
-            turned[node.outputs[0]] = node.inputs[0]
+            transposed[node.outputs[0]] = node.inputs[0]
             matrix = source.stored(node.inputs[0])
             key_of[node.outputs[0]] = constants.keep(matrix.transpose(node.attributes.get("perm")))
         elif all(tensor in key_of or tensor in source.tensors for tensor in node.inputs if tensor):
@@ -188,12 +188,13 @@ def _build_program(source: OnnxSource, constants: Constants, name: str) -> Model
             nodes.append(_with_bias(node, constants, key_of, key) if node.op == "Gemm" else node)
     keys_read = {tensor: key(tensor) for node in nodes for tensor in node.inputs if key(tensor)}
     inputs, exits = _inputs(source), _exits(source)
-    return ModelProgram(name, source.opset, tuple(nodes), inputs, source.outputs, keys_read, turned, exits)
+    return ModelProgram(name, source.opset, tuple(nodes), inputs, source.outputs, keys_read, transposed, exits)
 
 
 def _exits(source: OnnxSource) -> tuple[str, ...]:
     """The early exits that the file's metadata names; empty if it names at most one."""
-    exits = tuple(filter(None, map(str.strip, metadata(source.proto).get(EXITS_KEY, "").split(","))))
+    listed = metadata(source.proto).get(EXITS_KEY, "").split(",")
+    exits = tuple(filter(None, map(str.strip, listed)))
     if unknown := [name for name in exits if name not in source.outputs]:
         raise StitchError(
             f"its {EXITS_KEY} names {unknown[0]}, which is none of its outputs {', '.join(source.outputs)}"
@@ -228,9 +229,10 @@ def _node(node: SourceNode) -> ProgramNode:
     if "." in node.op:
         raise StitchError(f"{node.name} is {node.op}, an operator of another domain; export it with plain operators")
     if node.op in _RANDOM or bodies(node.node):
-        raise StitchError(f"{node.name} is {node.op}, which draws lots or holds a graph; it cannot be stitched")
+        raise StitchError(f"{node.name} is {node.op}, which is random or contains a graph; it cannot be stitched")
     attributes = dict(sorted(node.values().items()))
     by_name = sorted(node.node.attribute, key=lambda attribute: attribute.name)
+    # the signature: operator, number of outputs, and a digest of the attributes
     content = b"\0".join(_without_names(attribute).SerializeToString(deterministic=True) for attribute in by_name)
     signature = f"{node.op} {len(node.outputs)} {blake2b(content, digest_size=16).hexdigest()}"
     return ProgramNode(node.name, node.op, node.inputs, node.outputs, attributes, signature, _module(node))

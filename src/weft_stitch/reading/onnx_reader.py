@@ -1,7 +1,8 @@
 """ONNX files -> Net: ``read_net``.
 
 The file is opened and checked and its constants are folded (``onnx_source``); every other node is translated to
-operations of a draft (``onnx_ops``) or, where the caller allows it, kept as an island (``onnx_islands``).
+operations of a draft (``onnx_ops``) or, where the caller allows it, kept as an island (``onnx_islands``). *Rounding*
+steps, which ``weft tune`` writes to simulate number formats, become one operation each.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from weft_stitch.net import Array, Net
 from weft_stitch.reading.draft import Foreign, NetDraft, Shape
 from weft_stitch.reading.onnx_islands import Surveyor
 from weft_stitch.reading.onnx_ops import Operands, read_node
-from weft_stitch.reading.onnx_source import COARSE, OnnxSource, SourceNode, constant_node, fold, load, open_source
+from weft_stitch.reading.onnx_source import HALF_TYPES, OnnxSource, SourceNode, constant_node, fold, load, open_source
 
 _APPLIES_PADDING = ("Conv", "Pad")
 """Operators that apply the pending padding of their input themselves."""
@@ -62,16 +63,18 @@ class _OnnxReader:
     """Translates the nodes of one file, in order, to a draft."""
 
     def __init__(self, source: OnnxSource, shapes: Mapping[str, Shape], islands: bool) -> None:
+        """*shapes*: the full shape of each input. *islands*: whether nodes may be kept as islands."""
         self._source = source
         self._islands = islands
         self._draft = NetDraft()
-        self._rows = next(iter(shapes.values()))[0]
+        self._rows = next(iter(shapes.values()))[0]  # all inputs have as many
         self._constants = _StoredArrays(source)
         self._pictures = {name: self._draft.input(name, shape[1:]) for name, shape in shapes.items()}
         self._surveyor = Surveyor(source, self._rows, self._pictures, self._constants)
         self._roundings = roundings(source)
         """Rounded tensor -> the steps that round it; each becomes one operation of the draft."""
         self._rounding_tensors = inner_tensors(self._roundings.values())
+        """The tensors inside these steps."""
 
     def net(self, title: str) -> Net:
         """Translate all nodes; return the net."""
@@ -85,7 +88,7 @@ class _OnnxReader:
         outputs = {name: self._pictures[name] for name in self._source.outputs if name in self._pictures}
         if missing := [name for name in self._source.outputs if name not in outputs]:
             raise StitchError(f"its output {missing[0]} does not depend on its inputs")
-        net, narrow = self._draft.finish(title, outputs, self._rows), narrow_nodes(self._source)
+        net, narrow = self._draft.finish(title, outputs, self._rows), narrow_nodes(self._source)  # *narrow*: node names
         ops = (replace(op, tuned=True) if op.kind == "conv" and op.name in narrow else op for op in net.ops)
         return replace(net, ops=tuple(ops)) if narrow else net
 
@@ -99,7 +102,7 @@ class _OnnxReader:
             self._pictures[output] = self._draft.rounding(node.name, self._pictures[rounding.source], rounding)
             return
         if node.op not in _APPLIES_PADDING:
-            self._flush(node)
+            self._apply_pads(node)
         if node.op == "Constant":
             self._constants[node.outputs[0]] = constant_node(node, self._source.folder)
         # shapes are constants: a net is read for one number of rows
@@ -133,7 +136,7 @@ class _OnnxReader:
         """The operands of *node* for its handler."""
         source = self._source
         return Operands(
-            node, self._draft, self._pictures, self._constants, self._rows, source.opset, source.precision in COARSE
+            node, self._draft, self._pictures, self._constants, self._rows, source.opset, source.precision in HALF_TYPES
         )
 
     def _keep_foreign(self, node: SourceNode, why: str) -> None:
@@ -144,9 +147,10 @@ class _OnnxReader:
         if not self._islands:
             raise Foreign(why)
         node = self._surveyor.as_read(node)
-        self._flush(node)
+        self._apply_pads(node)
         self._surveyor.infer_outputs(node)
         for name in filter(None, node.outputs):
+            # what cannot be a value of the net becomes a part of the islands that read it
             if name not in self._source.outputs and not self._surveyor.is_value(name):
                 self._surveyor.hidden[name] = node
                 continue
@@ -154,11 +158,11 @@ class _OnnxReader:
             inputs = [self._pictures[tensor] for tensor in sources]
             self._pictures[name] = self._draft.island(node.name, inputs, island, island.view)
 
-    def _flush(self, node: SourceNode) -> None:
+    def _apply_pads(self, node: SourceNode) -> None:
         """Apply the pending padding of the inputs of *node*, because it is part of their shape."""
         for name in node.inputs:
             if name in self._pictures:
-                self._pictures[name] = self._draft.flush(self._pictures[name])
+                self._pictures[name] = self._draft.apply_pads(self._pictures[name])
 
     def _refusal(self, node: SourceNode, why: str) -> str:
         """The message for a node that is neither understood nor kept as an island."""
@@ -187,13 +191,13 @@ class _StoredArrays(dict[str, Array]):
 
 def _input_shapes(source: OnnxSource, batch: int | None, stated: Mapping[str, Shape]) -> dict[str, Shape]:
     """The full shape of every input, with *batch* rows where they are open; *stated*: shapes that the caller states."""
-    settled = settle(stated, source.inputs)
+    settled = settle(stated, source.inputs)  # full shapes, as far as they follow from the stated ones
     if batch is not None and batch < 1:
         raise ModelError(f"a batch of {batch} is no batch; give 1 or more")
-    # Inputs without a given shape take their rows from *batch*, which the given ones need not repeat.
+    # An input of a stated shape has its rows from there. Other settled ones have those of the file, or of *batch*.
     open_rows = {name: (sizes[0], *settled[name][1:]) for name, sizes in source.inputs.items() if name in settled}
-    stated_sizes = open_rows | {name: settled[name] for name in stated if name in settled}
-    shapes = {name: _input_shape(name, stated_sizes.get(name, sizes), batch) for name, sizes in source.inputs.items()}
+    known_sizes = open_rows | {name: settled[name] for name in stated if name in settled}
+    shapes = {name: _input_shape(name, known_sizes.get(name, sizes), batch) for name, sizes in source.inputs.items()}
     rows = {name: shape[0] for name, shape in shapes.items()}
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"{name} {count}" for name, count in rows.items())
@@ -202,7 +206,7 @@ def _input_shapes(source: OnnxSource, batch: int | None, stated: Mapping[str, Sh
 
 
 def _input_shape(name: str, sizes: Sequence[int | str], batch: int | None) -> Shape:
-    """The full shape of one input; ``ShapeNeeded`` if a size besides the rows is open."""
+    """The full shape of the input *name*; ``ShapeNeeded`` if one of its *sizes* besides the rows is open (a text)."""
     if len(sizes) < 2:
         raise ModelError(f"its input {name} has {len(sizes)} dimensions; rows of vectors or pictures can be stitched")
     rows = sizes[0]

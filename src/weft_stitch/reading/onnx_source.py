@@ -47,9 +47,9 @@ FLOATS: Mapping[int, str] = {
     ElementType.BFLOAT16: "bfloat16",
 }
 """ONNX element type of floats that can be read -> its name."""
-WHOLE: Mapping[int, str] = {ElementType.INT64: "int64", ElementType.INT32: "int32", ElementType.BOOL: "bool"}
-"""ONNX element type of tokens and masks -> its name."""
-COARSE = ("float16", "bfloat16")
+INTEGERS: Mapping[int, str] = {ElementType.INT64: "int64", ElementType.INT32: "int32", ElementType.BOOL: "bool"}
+"""ONNX element type of inputs that are tokens or masks -> its name."""
+HALF_TYPES = ("float16", "bfloat16")
 """Names of the 16-bit float types, called half precision in messages."""
 
 
@@ -97,15 +97,15 @@ class OnnxSource:
             if tensor.data_type in FLOATS:
                 elements[tensor.data_type] += math.prod(tensor.dims)
         if not elements:
-            values = self.proto.graph.input  # old files list constants too
+            values = self.proto.graph.input  # old files list constants, too
             elements.update(value.type.tensor_type.elem_type for value in values if value.name in self.inputs)
         return FLOATS[elements.most_common(1)[0][0]]
 
 
-def open_source(model: OnnxModel, folder: Path | None, taken: Mapping[int, str] = FLOATS) -> OnnxSource:
+def open_source(model: OnnxModel, folder: Path | None, input_types: Mapping[int, str] = FLOATS) -> OnnxSource:
     """Check *model* and order its nodes; ``ModelError`` if it is damaged.
 
-    *folder*: where its external data is. *taken*: the types that its inputs may have.
+    *folder*: where its external data is. *input_types*: the types that its inputs may have.
     """
     _require_text(model)
     if tasks := metadata(model).get(STITCHED_KEY, ""):
@@ -115,7 +115,7 @@ def open_source(model: OnnxModel, folder: Path | None, taken: Mapping[int, str] 
     if not graph.node or not graph.output:
         raise ModelError("it holds no graph with nodes and outputs; is it an ONNX model?")
     tensors = initializers(graph)
-    inputs = {value.name: _sizes(value, taken) for value in request_inputs(graph)}
+    inputs = {value.name: _sizes(value, input_types) for value in request_inputs(graph)}
     if not inputs:
         raise ModelError("it has no inputs")
     outputs = tuple(dict.fromkeys(value.name for value in graph.output))
@@ -153,7 +153,7 @@ def _require_text(model: OnnxModel) -> None:
 
 
 def _texts(graph: OnnxGraph) -> Iterator[str]:
-    """All names in a graph."""
+    """All names in a graph, without those of graphs inside nodes."""
     yield graph.name
     for node in graph.node:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
@@ -210,34 +210,34 @@ def _order_nodes(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence
             if output in writers or output in known:
                 raise ModelError(f"{output} is written twice; the file is damaged")
             writers[output] = node
-    done: dict[int, SourceNode] = {}  # by identity; a node comes after all nodes it reads from
+    ordered: dict[int, SourceNode] = {}  # by identity; a node comes after all nodes it reads from
     visited: set[int] = set()
     stack = [(name, "an output") for name in reversed(outputs)]  # of tensors and their readers: depth first
     while stack:
         name, reader = stack[-1]
-        if name in known or id(writers.get(name)) in done:
+        if name in known or id(writers.get(name)) in ordered:
             stack.pop()
             continue
         if name not in writers:
             raise ModelError(f"{reader} reads {name}, which nothing writes")
         node = writers[name]
         computed = [source for source in node.inputs if source and source not in known]
-        missing = [source for source in computed if id(writers.get(source)) not in done]
+        missing = [source for source in computed if id(writers.get(source)) not in ordered]
         if not missing:
-            done[id(node)] = node
+            ordered[id(node)] = node
             stack.pop()
             continue
         if id(node) in visited:  # on the stack already, waiting for what it reads: a cycle
             raise ModelError(f"{node.name} reads what is made from its own output; the file is damaged")
         visited.add(id(node))
         stack.extend((source, node.name) for source in reversed(missing))
-    in_file_order = [node for node in nodes if id(node) in done]
-    return in_file_order if _runnable(in_file_order, known) else list(done.values())
+    in_file_order = [node for node in nodes if id(node) in ordered]
+    return in_file_order if _runnable(in_file_order, known) else list(ordered.values())
 
 
 def _runnable(nodes: Sequence[SourceNode], known: set[str]) -> bool:
     """Whether *nodes* can run in this order."""
-    known = known | {""}
+    known = known | {""}  # an omitted input
     for node in nodes:
         if not known.issuperset(node.inputs):
             return False
@@ -249,21 +249,8 @@ _MOST_ELEMENTS = 2**28
 """Limit on the elements of a computed constant: more than any weight has; only damaged shapes ask for more."""
 
 _BROADCASTING = {
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Pow",
-    "Where",
-    "Equal",
-    "Greater",
-    "Less",
-    "And",
-    "Or",
-    "Min",
-    "Max",
-    "Mod",
-}
+    "Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Greater", "Less", "And", "Or", "Min", "Max", "Mod",
+}  # fmt: skip
 """Operators whose output is as large as their broadcast inputs."""
 _NOT_LARGER = {
     "Cast", "Gather", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Slice", "Floor", "Ceil", "Sqrt", "Transpose", "Neg",
@@ -299,7 +286,7 @@ def fold(node: SourceNode, inputs: Mapping[str, Array], opset: int) -> Sequence[
     try:
         return evaluate({"": evaluated_opset}, [node.node], inputs, node.outputs)
     except Exception as error:  # the evaluator raises whatever numpy does
-        raise ModelError("what it computes from constants makes no sense") from error
+        raise ModelError("it cannot be computed from its constants; the file is damaged") from error
 
 
 def float32(array: Array, tensor: str) -> Array:
@@ -315,6 +302,7 @@ def _require_small(node: SourceNode, inputs: Mapping[str, Array]) -> None:
     try:
         if node.op in _SHAPE_INPUTS:
             shape = [int(size) for size in inputs[node.inputs[_SHAPE_INPUTS[node.op]]].reshape(-1)]
+            # Expand broadcasts: its output may be larger than the shape
             elements = math.prod(shape) * max([1, *(array.size for array in inputs.values())])
         elif node.op in _BROADCASTING:
             elements = math.prod(np.broadcast_shapes(*(array.shape for array in inputs.values())))

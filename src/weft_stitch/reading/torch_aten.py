@@ -1,4 +1,7 @@
-"""Translate operators of exported torch graphs to operations of a ``NetDraft``: ``HANDLERS``, by name without ``_``."""
+"""Translate operators of exported torch graphs to operations of a ``NetDraft``: ``HANDLERS``, by name without ``_``.
+
+A *picture* is a tensor of the model as the draft knows it, without rows; its shape is ``Picture.view``.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,21 @@ class Arguments:
 
     name: str
     draft: NetDraft
-    given: Mapping[str, Any]
+    by_name: Mapping[str, Any]
     """Name of an argument -> its value; tensors are pictures or arrays."""
     rows: int
+    """The number of rows for which the model was exported."""
 
     def picture(self, name: str = "self") -> Picture:
         """The tensor *name*; ``Foreign`` if it is a constant."""
-        value = self.given[name]
+        value = self.by_name[name]
         if not isinstance(value, Picture):
             raise Foreign(f"its {name} is not computed from the model's inputs")
         return value
 
     def array(self, name: str) -> Array | None:
         """The constant tensor *name* in float32, or None; ``Foreign`` if it is computed."""
-        value = self.given[name]
+        value = self.by_name[name]
         if isinstance(value, Picture):
             raise Foreign(f"its {name} is computed from the model's inputs")
         return None if value is None else np.asarray(value, np.float32)
@@ -46,23 +50,24 @@ class Arguments:
 
     def operand(self, name: str) -> Picture | Array:
         """The tensor *name*: a picture, or a constant in float32."""
-        value = self.given[name]
+        value = self.by_name[name]
         return value if isinstance(value, Picture) else self.required(name)
 
     def number(self, name: str) -> float:
-        return float(self.given[name])
+        """The argument *name* as a float."""
+        return float(self.by_name[name])
 
     def pair(self, name: str) -> tuple[int, int]:
         """An argument of two numbers, or of one that stands for both."""
-        value = self.given[name]
-        value = list(value) if isinstance(value, Sequence) else [value]
-        return (value * 2)[0], (value * 2)[1]
+        value = self.by_name[name]
+        numbers = (list(value) if isinstance(value, Sequence) else [value]) * 2
+        return numbers[0], numbers[1]
 
     def axes(self, name: str, x: Picture) -> list[int]:
         """The dimensions of *x* that the argument *name* lists, counted from the front, in ascending order."""
-        value = self.given[name]
-        value = list(value) if isinstance(value, Sequence) else [value]
-        return sorted(axis % (len(x.view) + 1) for axis in value)
+        value = self.by_name[name]
+        axes = list(value) if isinstance(value, Sequence) else [value]
+        return sorted(axis % (len(x.view) + 1) for axis in axes)
 
 
 Handler = Callable[[Arguments], Picture]
@@ -74,17 +79,17 @@ def _conv2d(a: Arguments) -> Picture:
     x, weight = a.picture("input"), a.required("weight")
     kernel, strides, dilations = (weight.shape[2], weight.shape[3]), a.pair("stride"), a.pair("dilation")
     pads = (0, 0, 0, 0)
-    if a.given["padding"] == "same":
+    if a.by_name["padding"] == "same":
         pads = same_pads(kernel, strides, dilations, a.draft.size(x), upper=True)
-    elif a.given["padding"] != "valid":
+    elif a.by_name["padding"] != "valid":
         pads = a.pair("padding") * 2
     window = Window(kernel, strides, pads, dilations)
-    return a.draft.convolve(a.name, x, weight, a.array("bias"), window, a.given["groups"])
+    return a.draft.convolve(a.name, x, weight, a.array("bias"), window, a.by_name["groups"])
 
 
 def _batch_norm(a: Arguments) -> Picture:
     """A batch normalisation with stored statistics; scale and bias are optional."""
-    if a.given["training"]:
+    if a.by_name["training"]:
         raise ModelError("it is in training mode; call eval() on the model first")
     mean, variance = a.required("running_mean"), a.required("running_var")
     scale, bias = a.array("weight"), a.array("bias")
@@ -119,7 +124,7 @@ def _softplus(a: Arguments) -> Picture:
 
 
 def _gelu(a: Arguments) -> Picture:
-    return a.draft.unary(a.name, a.picture(), "Gelu", tanh=float(a.given["approximate"] == "tanh"))
+    return a.draft.unary(a.name, a.picture(), "Gelu", tanh=float(a.by_name["approximate"] == "tanh"))
 
 
 def _prelu(a: Arguments) -> Picture:
@@ -135,7 +140,7 @@ def _clip(low: str, high: str) -> Handler:
     """A handler for an operator whose bounds are the arguments *low* and *high*; an empty name is no bound."""
 
     def handler(a: Arguments) -> Picture:
-        bounds = {"min": a.given.get(low), "max": a.given.get(high)}
+        bounds = {"min": a.by_name.get(low), "max": a.by_name.get(high)}
         if any(isinstance(bound, Picture) for bound in bounds.values()):
             raise Foreign("its bounds are computed from the model's inputs")
         limits = {name: float(bound) for name, bound in bounds.items() if bound is not None}
@@ -156,20 +161,20 @@ def _rsub(a: Arguments) -> Picture:
 def _div(a: Arguments) -> Picture:
     """A division by a constant per channel."""
     x, divisor = a.picture(), a.draft.per_channel(a.picture(), a.required("other"))
-    if a.given.get("rounding_mode") or not divisor.all():
+    if a.by_name.get("rounding_mode") or not divisor.all():
         raise Foreign("it rounds, or divides by zero")
     return a.draft.affine(a.name, x, (1 / divisor.astype(np.float64)).astype(np.float32), None)
 
 
 def _pow(a: Arguments) -> Picture:
-    if isinstance(a.given["exponent"], Picture) or a.number("exponent") != 2:
+    if isinstance(a.by_name["exponent"], Picture) or a.number("exponent") != 2:
         raise Foreign("its exponent is not 2")
     return a.draft.combine(a.name, "mul", a.picture(), a.picture())
 
 
 def _cat(a: Arguments) -> Picture:
     """A concatenation along the channels."""
-    tensors = a.given["tensors"]
+    tensors = a.by_name["tensors"]
     if not all(isinstance(tensor, Picture) for tensor in tensors):
         raise Foreign("it joins constants")
     if a.axes("dim", tensors[0]) != [1]:
@@ -178,18 +183,18 @@ def _cat(a: Arguments) -> Picture:
 
 
 def _max_pool2d(a: Arguments) -> Picture:
-    strides = a.pair("stride") if a.given["stride"] else a.pair("kernel_size")
+    strides = a.pair("stride") if a.by_name["stride"] else a.pair("kernel_size")
     window = Window(a.pair("kernel_size"), strides, a.pair("padding") * 2, a.pair("dilation"))
-    return a.draft.pool(a.name, a.picture(), "max_pool", window, ceil=a.given["ceil_mode"])
+    return a.draft.pool(a.name, a.picture(), "max_pool", window, ceil=a.by_name["ceil_mode"])
 
 
 def _avg_pool2d(a: Arguments) -> Picture:
     """An average pool."""
-    if a.given["divisor_override"] is not None:
+    if a.by_name["divisor_override"] is not None:
         raise Foreign("it divides by a number of its own")
-    strides = a.pair("stride") if a.given["stride"] else a.pair("kernel_size")
+    strides = a.pair("stride") if a.by_name["stride"] else a.pair("kernel_size")
     window = Window(a.pair("kernel_size"), strides, a.pair("padding") * 2)
-    count_pads, ceil = a.given["count_include_pad"], a.given["ceil_mode"]
+    count_pads, ceil = a.by_name["count_include_pad"], a.by_name["ceil_mode"]
     return a.draft.pool(a.name, a.picture(), "avg_pool", window, ceil=ceil, count_pads=count_pads)
 
 
@@ -210,14 +215,14 @@ def _adaptive_avg_pool2d(a: Arguments) -> Picture:
 def _mean(a: Arguments) -> Picture:
     """A mean over all positions of each channel."""
     x = a.picture()  # the shape ``x.view`` lacks the batch axis: axis 2 of the tensor is the first of positions
-    if a.given.get("dim") is None or a.axes("dim", x) != list(range(2, len(x.view) + 1)):
+    if a.by_name.get("dim") is None or a.axes("dim", x) != list(range(2, len(x.view) + 1)):
         raise Foreign("it does not take the mean over all positions of each channel")
-    return a.draft.global_pool(a.name, x, keep=a.given["keepdim"])
+    return a.draft.global_pool(a.name, x, keep=a.by_name["keepdim"])
 
 
 def _reshape(a: Arguments) -> Picture:
     """An operator that only changes the shape, to the result's shape that the exporter recorded."""
-    shape = a.given["shape of result"]
+    shape = a.by_name["shape of result"]
     if len(shape) < 2 or shape[0] != a.rows:
         raise Foreign(f"it makes {list(shape)} of {a.rows} rows, which are not rows")
     return a.draft.reshape(a.picture(), shape[1:])
@@ -226,7 +231,7 @@ def _reshape(a: Arguments) -> Picture:
 def _transpose(a: Arguments) -> Picture:
     """A transposition, understood only if it moves nothing but dimensions of size 1."""
     x = a.picture()
-    full_shape, order = (a.rows, *x.view), [axis % (len(x.view) + 1) for axis in a.given["dims"]]
+    full_shape, order = (a.rows, *x.view), [axis % (len(x.view) + 1) for axis in a.by_name["dims"]]
     moved = [index for index in order[1:] if full_shape[index] != 1]
     if order[0] != 0 or moved != sorted(moved):
         raise Foreign("it moves dimensions")
@@ -234,19 +239,19 @@ def _transpose(a: Arguments) -> Picture:
 
 
 def _identity(a: Arguments) -> Picture:
-    return a.picture("input") if "input" in a.given else a.picture()
+    return a.picture("input") if "input" in a.by_name else a.picture()
 
 
 def _dropout(a: Arguments) -> Picture:
-    if a.given["train"]:
+    if a.by_name["train"]:
         raise ModelError("it is in training mode; call eval() on the model first")
     return a.picture("input")
 
 
 def _pad(a: Arguments) -> Picture:
     """A padding with zeros along height and width."""
-    x, pads = a.picture(), list(a.given["pad"])
-    if a.given.get("mode", "constant") != "constant" or a.given.get("value") or len(x.view) != 3:
+    x, pads = a.picture(), list(a.by_name["pad"])  # pairs, from the last dimension to the first
+    if a.by_name.get("mode", "constant") != "constant" or a.by_name.get("value") or len(x.view) != 3:
         raise Foreign("it pads with something else than zeros")
     left, right, top, bottom, *other_pads = (*pads, 0, 0, 0, 0)[: max(4, len(pads))]
     if any(other_pads):
@@ -255,8 +260,8 @@ def _pad(a: Arguments) -> Picture:
 
 
 def _cast(a: Arguments) -> Picture:
-    if "float" not in str(a.given.get("dtype") or "float"):
-        raise Foreign("it makes other numbers than floats")
+    if "float" not in str(a.by_name.get("dtype") or "float"):
+        raise Foreign("its result is not of a float type")
     return a.picture()
 
 

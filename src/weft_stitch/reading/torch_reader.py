@@ -1,6 +1,8 @@
 """torch models -> Net: ``read_module``, through torch.export, without decompositions.
 
-The result of an operator that writes in place reaches all views of the same memory, as in torch.
+A node of the exported graph becomes a picture (a tensor of the net's draft), a constant, or a *hidden* part of an
+island (calls that a net cannot express). The result of an operator that writes in place reaches all views of the same
+memory, as in torch.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class TorchIsland:
     def run(self, *tensors: Any) -> Any:
         """Run the calls; inputs and output are [rows, C, H, W]."""
         first = tensors[0]
-        known = {
+        known = {  # node -> its value
             name: tensor.reshape(tensor.shape[0], *view)
             for (name, view), tensor in zip(self.inputs, tensors, strict=True)
         }
@@ -111,11 +113,12 @@ class _TorchReader:
         self._draft = NetDraft()
         self._pictures: dict[str, Picture] = {}
         self._constants: dict[str, Any] = {}
+        """Node -> its tensor, for nodes that depend on weights only."""
         self._hidden: dict[str, Any] = {}
         """Name of a node inside an island -> the node."""
         self._memory: dict[str, str] = {}
         """Node -> the first node that uses the same memory."""
-        self._rows = 0
+        self._rows = 0  # of all inputs; 0 until the first is read
 
     def net(self, title: str) -> Net:
         """Translate all nodes; return the net."""
@@ -140,7 +143,7 @@ class _TorchReader:
             if spec.kind.name == "USER_OUTPUT"
         ]
         if not user_outputs:
-            raise StitchError("it gives out no tensor")
+            raise StitchError("it has no output")
         return user_outputs
 
     def _read_placeholder(self, node: Any) -> None:
@@ -192,7 +195,7 @@ class _TorchReader:
         self._bind(node, picture, view=kind in VIEWS)
 
     def _arguments(self, node: Any) -> dict[str, Any]:
-        """The call's arguments by the names of the schema, with defaults filled in."""
+        """The call's arguments by the names of the schema, with defaults filled in, and the shape of the result."""
         schema = node.target._schema
         names = [argument.name for argument in schema.arguments]
         bound = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
@@ -202,7 +205,7 @@ class _TorchReader:
         return arguments
 
     def _translate_argument(self, argument: Any) -> Any:
-        """An argument with its nodes replaced by pictures or arrays."""
+        """*argument* with its nodes replaced: by their pictures, or by float32 arrays if they are constants."""
         if isinstance(argument, list | tuple):
             return [self._translate_argument(element) for element in argument]
         if not isinstance(argument, torch.fx.Node):
@@ -212,12 +215,12 @@ class _TorchReader:
         array = self._constants[argument.name].detach().cpu().to(torch.float32).numpy()
         if not finite(array):
             raise ModelError(f"its weight {argument.name} holds numbers that are not finite")
-        return np.array(array)
+        return np.array(array)  # a copy: the array shares its memory with the module's weight, which may change
 
     def _bind(self, node: Any, picture: Picture, *, view: bool) -> None:
         """Store *picture* as the result of *node*; after a write in place, for all views of that memory too.
 
-        *view*: whether the result shares its memory with the input.
+        *view*: whether the result shares its memory with the first input.
         """
         source = node.all_input_nodes[0].name if node.all_input_nodes else node.name
         in_place = writes_in_place(node)
@@ -227,7 +230,7 @@ class _TorchReader:
             for other, other_memory in self._memory.items():
                 if other_memory == self._memory[node.name] and other in self._pictures:
                     self._pictures[other] = Picture(picture.value, self._pictures[other].view, picture.pads)
-            if source in self._pictures:
+            if source in self._pictures:  # also if it is an input, which is not in *_memory*
                 self._pictures[source] = Picture(picture.value, self._pictures[source].view, picture.pads)
         self._pictures[node.name] = picture
 
@@ -242,14 +245,14 @@ class _TorchReader:
             raise Foreign(f"{why}, and it writes over what others read")
         for source in node.all_input_nodes:
             if source.name in self._pictures:
-                self._pictures[source.name] = self._draft.flush(self._pictures[source.name])
+                self._pictures[source.name] = self._draft.apply_pads(self._pictures[source.name])
         shape = tuple(node.meta["val"].shape) if _is_tensor(node) else ()
         is_output = node.name in {getattr(output, "name", "") for output in self._outputs()}
         # what cannot be a value of the net becomes a part of the islands that read it
         if not is_output and (len(shape) not in (2, 4) or shape[0] != self._rows or not _is_float(node)):
             self._hidden[node.name] = node
             return
-        if len(shape) < 2 or shape[0] != self._rows:
+        if len(shape) < 2 or shape[0] != self._rows:  # an output of the model
             raise Foreign(f"{why}, and its result of {list(shape)} is not rows")
         island = self._island(node, shape[1:])
         inputs = [self._pictures[name] for name, _ in island.inputs]
@@ -265,7 +268,7 @@ class _TorchReader:
         return TorchIsland(tuple(nodes), constants, inputs, node.name, view_size(view), island_signature(nodes))
 
     def _with_hidden(self, node: Any) -> Iterator[Any]:
-        """The hidden nodes that *node* needs, and *node*, in the order of the graph."""
+        """The hidden nodes that *node* needs, directly or not, and *node*, in the order of the graph."""
         needed, stack = {node.name}, [node]
         while stack:
             for source in stack.pop().all_input_nodes:
@@ -331,13 +334,14 @@ def _fixed_shape(shape: Sequence[Any], name: str) -> tuple[int, ...]:
 def _output_names(program: Any) -> list[str]:
     """A name for each output tensor: by keys of a dictionary or indices of a tuple; ``output`` for a single one."""
     spec = program.call_spec.out_spec
+    # the output as the model nests it, with the tensors' indices in place of tensors
     structure = spec.unflatten(range(spec.num_leaves)) if spec is not None else 0
     named = dict(_leaves(structure, ""))
     return [named.get(index, f"output_{index}") for index in range(len(named) or 1)]
 
 
 def _leaves(structure: Any, path: str) -> Iterator[tuple[int, str]]:
-    """Each tensor of a nested *structure*: its index, and its name made of keys and indices."""
+    """Each tensor of a nested *structure*: its index, and its name made of keys and indices; *path*: those so far."""
     if isinstance(structure, int):
         yield structure, path or "output"
         return

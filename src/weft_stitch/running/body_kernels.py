@@ -1,10 +1,11 @@
 """The Triton kernels of a body: products, norms, attention and heads for the rows of all models, one launch each.
 
 Rows of all models are in one matrix, those of a model from a multiple of GRANULE on (``body_rows``), so that a tile of
-a product contains few models. A tile reads the shared weights and, in the same loop, the narrow factors of these
-models; products of a row with another model's factors are masked before the wide factors follow. Where a tile has many
-models, or a matrix many tiles, a separate kernel computes the narrow products first. ``fused_body`` launches the
-kernels and has their twins in plain torch.
+a product contains few models. A tile is TALL rows by WIDE columns, computed in steps of DEEP inputs. A low-rank part is
+a product with a model's narrow factors (*down*) and one with its wide factors (*up*). A tile reads the shared weights
+and, in the same loop, the narrow factors of its models; products of a row with another model's factors are masked
+before the wide factors follow. Where a tile has many models, or a matrix many tiles, a separate kernel computes the
+narrow products first. ``fused_body`` launches the kernels and has their twins in plain torch.
 """
 
 # the kernels' arguments have no types, and their names are constants'
@@ -26,17 +27,18 @@ def wait_for_previous(EARLY: tl.constexpr):
 
 @triton.jit(do_not_specialize=["sections", "steps"])
 def narrow_kernel(
-    x, down, whose, y, rows, depth, sections, steps,
+    x, down, granule_models, y, rows, depth, sections, steps,
     RANK: tl.constexpr, GRANULE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     TALL: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     """Parts of ``x @ down[model]`` for each row's model; y [part, section, rows, RANK].
 
-    *whose*: the model of each granule of rows. Axes of programs: tile of rows, section, part of the depth.
+    *granule_models*: the model of each granule of rows. *steps*: of DEEP inputs in a part. Axes of programs: tile of
+    rows, section, part of the depth.
     """
     wait_for_previous(EARLY)
     row = tl.program_id(0) * TALL + tl.arange(0, TALL)
-    model = tl.load(whose + tl.program_id(0) * TALL // GRANULE)
+    model = tl.load(granule_models + tl.program_id(0) * TALL // GRANULE)
     k = tl.program_id(2) * steps * DEEP + tl.arange(0, DEEP)
     rank = tl.arange(0, RANK)
     factor_row = (model * sections + tl.program_id(1)) * RANK + rank
@@ -53,16 +55,16 @@ def narrow_kernel(
 
 @triton.jit(do_not_specialize=["sections", "steps"])
 def product_kernel(
-    x, weight, bias, down, up, narrowed, whose, y, rows, depth, width, section, sections, steps,
+    x, weight, bias, down, up, narrowed, granule_models, y, rows, depth, width, section, sections, steps,
     RANK: tl.constexpr, GRANULE: tl.constexpr, OWN_BIAS: tl.constexpr, GELU: tl.constexpr, PRECISION: tl.constexpr,
     EARLY: tl.constexpr, NARROWED: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     """``x @ weight + (x @ down[model]) @ up[model] + bias``; programs along axis 2 each compute a part of the sum.
 
     x [rows, depth], weight [depth, width], down [model, section, RANK, depth], up [model, RANK, width], y [part, rows,
-    width]. *whose*: the model of each granule of rows. The columns of a tile are in one section of *section* columns,
-    each of which has narrow factors of its own. NARROWED: the number of parts of ``x @ down`` in *narrowed* [part,
-    section, rows, RANK]; 0 if this kernel computes ``x @ down`` itself.
+    width]. *granule_models*: the model of each granule of rows. The columns of a tile are in one section of *section*
+    columns, each of which has narrow factors of its own. *steps*: of DEEP inputs in a part. NARROWED: the number of
+    parts of ``x @ down`` in *narrowed* [part, section, rows, RANK]; 0 if this kernel computes ``x @ down`` itself.
     """
     wait_for_previous(EARLY)
     part = tl.program_id(2)
@@ -73,10 +75,11 @@ def product_kernel(
     weight_at = weight + k[:, None] * width + (column % width)[None, :]
     total = tl.zeros((TALL, WIDE), dtype=tl.float32)
     if RANK > 0:
+        # a slot is one granule of the tile; the factors of all slots stand side by side
         SLOTS: tl.constexpr = TALL // GRANULE if TALL > GRANULE else 1
         slot = tl.arange(0, SLOTS * RANK) // RANK
         granule = (tl.program_id(1) * TALL) // GRANULE + slot
-        model = tl.load(whose + granule, mask=granule * GRANULE < rows, other=0)
+        model = tl.load(granule_models + granule, mask=granule * GRANULE < rows, other=0)
         rank = tl.arange(0, SLOTS * RANK) % RANK
         section_index = (tl.program_id(0) * WIDE) // section
         factor_row = (model * sections + section_index) * RANK + rank
@@ -98,14 +101,14 @@ def product_kernel(
         wide = tl.load(up + (model * RANK + rank)[:, None] * width + (column % width)[None, :])
         total = tl.dot(tl.where(own_slot, narrow, 0.0).to(wide.dtype), wide, total, input_precision=PRECISION)
     known = (row < rows)[:, None] & (column < width)[None, :]
-    if part == 0:
+    if part == 0:  # the parts are added up later: only one may have the bias
         if OWN_BIAS:
-            owner = tl.load(whose + row // GRANULE, mask=row < rows, other=0)
+            owner = tl.load(granule_models + row // GRANULE, mask=row < rows, other=0)
             total += tl.load(bias + owner[:, None] * width + column[None, :], mask=known, other=0.0).to(tl.float32)
         else:
             total += tl.load(bias + column % width).to(tl.float32)[None, :]
     if GELU:
-        total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
+        total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))  # the root of 1/2
     offsets = (part * rows + row)[:, None] * width + column[None, :]
     tl.store(y + offsets, total.to(y.dtype.element_ty), mask=known)
 
@@ -129,12 +132,13 @@ def _gather_sums(
 
 @triton.jit
 def norm_kernel(
-    x, residual, scale, shift, whose, y, rows, width, line, epsilon,
+    x, residual, scale, shift, granule_models, y, rows, width, line, epsilon,
     PARTS: tl.constexpr, GRANULE: tl.constexpr, ROOM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The sum of the parts of *x* and a residual, normalised with each row's model's tables.
 
-    x [part, rows, width]. *line*: the distance from one model's table to the next; 0 if all models share it.
+    x [part, rows, width], scale and shift [model, width]. *line*: the distance from one model's table to the next; 0 if
+    all models share it. ROOM: a power of two from *width* on.
     """
     wait_for_previous(EARLY)
     row = tl.program_id(0)
@@ -146,7 +150,7 @@ def norm_kernel(
         total += tl.load(x + part * rows * width + offsets, mask=known, other=0.0).to(tl.float32)
     centred = tl.where(known, total - tl.sum(total) / width, 0.0)
     normal = centred * tl.rsqrt(tl.sum(centred * centred) / width + epsilon)
-    own_entry = tl.load(whose + row // GRANULE) * line + column
+    own_entry = tl.load(granule_models + row // GRANULE) * line + column
     normal = normal * tl.load(scale + own_entry, mask=known, other=0.0) + tl.load(
         shift + own_entry, mask=known, other=0.0
     )
@@ -161,8 +165,9 @@ def attention_kernel(
 ):  # fmt: skip
     """Attention of each request over its own tokens, with an online softmax over blocks of DEEP keys.
 
-    x [rows, 3 * width]: queries, keys and values side by side; y [rows, width]. Axes of programs: request, head, tile
-    of queries.
+    x [rows, 3 * width]: queries, keys and values side by side; y [rows, width]. *first*, *lengths*: first row and
+    number of tokens of each request. *scale*: of scores. HEAD: the width of a head, HEAD_ROOM: a power of two from
+    there on. Axes of programs: request, head, tile of queries.
     """
     wait_for_previous(EARLY)
     start = tl.load(first + tl.program_id(0))
@@ -219,5 +224,5 @@ def head_kernel(
         total += values[:, None] * weights
     answer = tl.sum(total, 0) + tl.load(bias + model * width + column, mask=known, other=0.0)
     if TANH:
-        answer = 1.0 - 2.0 / (tl.exp(2.0 * answer) + 1.0)
+        answer = 1.0 - 2.0 / (tl.exp(2.0 * answer) + 1.0)  # tanh
     tl.store(y + request * width + column, answer.to(y.dtype.element_ty), mask=known)

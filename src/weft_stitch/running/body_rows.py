@@ -1,5 +1,6 @@
-"""The layout of requests for several models in one matrix of token rows: ``pack``, with ``RowTables`` for kernels.
+"""The layout of requests for several models in one matrix, a row per token: ``pack``, with ``RowTables`` for kernels.
 
+The rows of a model begin at a multiple of a *granule*, a fixed number of rows, so that each granule is of one model.
 ``RowNumbers`` puts all inputs of a batch into one array, so that one copy brings them to the device.
 """
 
@@ -24,13 +25,14 @@ class TokenRequest(NamedTuple):
     """A request for one model: the number of its tokens."""
 
     model: int
+    """Index of the model, or of its slot on the device."""
     length: int
 
 
 class RowTables(NamedTuple):
     """Index tables for the kernels, on a device."""
 
-    whose: Tensor
+    granule_models: Tensor
     """The model of each granule of rows."""
     first: Tensor
     """The first row of each request."""
@@ -57,38 +59,42 @@ class PackedRows:
         return max(request.length for request in self.requests)
 
     def tables(self, device: Any, room: int | None = None) -> RowTables:
-        """The tables for the kernels on *device*, with *room* requests; missing requests have length 0."""
-        whose = np.zeros(self.rows // self.granule, np.int32)
+        """The tables for the kernels on *device*, with *room* requests (by default as many as there are).
+
+        Missing requests have length 0.
+        """
+        granule_models = np.zeros(self.rows // self.granule, np.int32)
         positions = np.zeros(self.rows, np.int64)
-        by_request = np.zeros((3, room or len(self.requests)), np.int32)
+        by_request = np.zeros((3, room or len(self.requests)), np.int32)  # first rows, lengths and models
         for index, ((model, length), first) in enumerate(zip(self.requests, self.first, strict=True)):
-            whose[first // self.granule : -(-(first + length) // self.granule)] = model
+            granule_models[first // self.granule : -(-(first + length) // self.granule)] = model
             positions[first : first + length] = np.arange(length)
             by_request[:, index] = first, length, model
-        return RowTables(*(torch.from_numpy(table).to(device) for table in (whose, *by_request, positions)))
+        return RowTables(*(torch.from_numpy(table).to(device) for table in (granule_models, *by_request, positions)))
 
-    def laid(self, tokens: Sequence[Array]) -> Array:
-        """Place the tokens of all requests in one array of *rows* numbers; unused rows are 0."""
-        matrix = np.zeros(self.rows, np.int64)
+    def lay_out(self, tokens: Sequence[Array]) -> Array:
+        """The token ids of all requests (*tokens*: those of each) in one array of *rows* numbers; unused rows are 0."""
+        ids_by_row = np.zeros(self.rows, np.int64)
         for first, ids in zip(self.first, tokens, strict=True):
-            matrix[first : first + len(ids)] = ids
-        return matrix
+            ids_by_row[first : first + len(ids)] = ids
+        return ids_by_row
 
 
 class TokenRow(NamedTuple):
-    """A request with its unmasked tokens, their positions and token types."""
+    """A request with its unmasked tokens, their positions and token types: [tokens] each."""
 
     model: int
+    """Index of the model, or of its slot on the device."""
     tokens: Array
     positions: Array
-    kinds: Array
+    token_types: Array
 
 
 class BatchNumbers(NamedTuple):
     """Views of the parts of one array (of numpy or of torch) with all inputs of a batch."""
 
     tokens: Any
-    kinds: Any
+    token_types: Any
     tables: RowTables
 
 
@@ -100,34 +106,36 @@ class RowNumbers(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Count of the numbers in the array."""
+        """Count of the numbers in the array: the sum of the sizes in ``views``."""
         return 3 * self.rows + self.rows // FINEST + 3 * self.room
 
-    def parts(self, numbers: Any) -> BatchNumbers:
+    def views(self, numbers: Any) -> BatchNumbers:
         """The parts of the array *numbers*, as views."""
-        rows, room, parts, start = self.rows, self.room, [], 0
-        # tokens, kinds, and the fields of RowTables, in their order
+        rows, room, views, start = self.rows, self.room, [], 0
+        # tokens, token types, and the fields of RowTables, in their order
         for size in (rows, rows, rows // FINEST, room, room, room, rows):
-            parts.append(numbers[start : start + size])
+            views.append(numbers[start : start + size])
             start += size
-        return BatchNumbers(parts[0], parts[1], RowTables(*parts[2:]))
+        tokens, token_types, *tables = views
+        return BatchNumbers(tokens, token_types, RowTables(*tables))
 
-    def laid(self, requested: Sequence[TokenRow]) -> Array:
-        """The array for a batch of requests, which are sorted by model; missing requests have length 0."""
+    def lay_out(self, requested: Sequence[TokenRow]) -> Array:
+        """Fill the array for a batch: *requested*, which are sorted by model; missing requests have length 0."""
         packed = pack([TokenRequest(row.model, len(row.tokens)) for row in requested], rows=self.rows)
         numbers = np.zeros(self.size, np.int32)
-        tokens, kinds, tables = self.parts(numbers)
+        tokens, token_types, tables = self.views(numbers)
         for index, (row, first) in enumerate(zip(requested, packed.first, strict=True)):
             end = first + len(row.tokens)
-            tokens[first:end], kinds[first:end], tables.positions[first:end] = row.tokens, row.kinds, row.positions
-            tables.whose[first // FINEST : -(-end // FINEST)] = row.model
+            tokens[first:end], token_types[first:end] = row.tokens, row.token_types
+            tables.positions[first:end] = row.positions
+            tables.granule_models[first // FINEST : -(-end // FINEST)] = row.model
             tables.first[index], tables.lengths[index], tables.models[index] = first, end - first, row.model
         return numbers
 
 
 def split_requests(requested: Sequence[TokenRow], rows: int, room: int) -> list[Sequence[TokenRow]]:
     """Split requests, which are sorted by model, into batches of at most *rows* token rows and *room* requests."""
-    # *end*: token rows of the batch that begins with request *begin*
+    # *begin*: first request of the current batch; *end*: its token rows so far
     batches, begin, end, last_model = [], 0, 0, None
     for index, row in enumerate(requested):
         first_row = end if row.model == last_model else align_up(end, FINEST)
@@ -143,7 +151,7 @@ def pack(requests: Sequence[TokenRequest], granule: int = FINEST, rows: int | No
 
     *granule*: the rows of a model begin at a multiple of it. *rows*: the size of the matrix, by default what is needed.
     """
-    first, end, last_model = [0] * len(requests), 0, None
+    first, end, last_model = [0] * len(requests), 0, None  # *end*: rows used so far
     for index in sorted(range(len(requests)), key=lambda position: requests[position].model):
         model, length = requests[index]
         if length < 1:

@@ -1,7 +1,8 @@
-"""Inference with a body on a GPU: ``FusedEncoder`` runs a ``BodyStitching`` from Python.
+"""Inference with a body (encoders with one backbone) on a GPU: ``FusedEncoder`` runs a ``BodyStitching`` from Python.
 
-``weft serve`` does the same with a file, by ``weft_stitch.on_device.body_file``. The rows of a batch are computed on a
-rung of a ``BodyLadder``.
+``weft serve`` does the same with a file, by ``weft_stitch.on_device.body_file``. What is each model's own (adapters,
+norms, heads) is in a *slot* of the device's tables. A batch runs on a *rung*: a captured batch with a fixed number of
+rows, one per token; a ``BodyLadder`` has rungs of several sizes.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def map_weights(
 ) -> BodyWeights:
     """Map all weights: *shared* is applied to tensors that models share, *own* to tables with an entry per model.
 
-    *setting*: called with other numbers that all models share.
+    *setting*: called with each number that all models share and that is in no tensor, such as the epsilon of a norm.
     """
 
     def map_product(product: SharedProduct) -> SharedProduct:
@@ -66,14 +67,15 @@ def map_weights(
 
     def map_layer(layer: BodyLayer) -> BodyLayer:
         return BodyLayer(
-            map_product(layer.asked), map_product(layer.mixed), map_norm(layer.attended),
-            map_product(layer.inner), map_product(layer.outer), map_norm(layer.done),
+            map_product(layer.qkv), map_product(layer.attention_out), map_norm(layer.attention_norm),
+            map_product(layer.inner), map_product(layer.outer), map_norm(layer.outer_norm),
         )  # fmt: skip
 
     return weights._replace(
-        words=shared(weights.words), positions=shared(weights.positions), embedded=map_norm(weights.embedded),
-        layers=[map_layer(layer) for layer in weights.layers], pooler=map_head(weights.pooler),
-        classifier=map_head(weights.classifier), kinds=None if weights.kinds is None else shared(weights.kinds),
+        words=shared(weights.words), positions=shared(weights.positions),
+        embedding_norm=map_norm(weights.embedding_norm), layers=[map_layer(layer) for layer in weights.layers],
+        pooler=map_head(weights.pooler), classifier=map_head(weights.classifier),
+        token_types=None if weights.token_types is None else shared(weights.token_types),
     )  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def digests(encoder: BodyEncoder) -> BodyDigests:
         return tensor
 
     def digest_own(tensor: Tensor) -> Tensor:
-        shared_digest.update(repr(tuple(tensor.shape[1:])).encode())
+        shared_digest.update(repr(tuple(tensor.shape[1:])).encode())  # a model fits a slot only if its shapes do
         for digest, entry in zip(model_digests, tensor, strict=True):
             digest.update(entry.contiguous().numpy().data)
         return tensor
@@ -110,8 +112,9 @@ class SlottedBody:
     """The weights of a body on a device, with a slot for each model and some free slots. Thread-safe."""
 
     def __init__(self, encoder: BodyEncoder, shared: bytes, device: Any, dtype: Any) -> None:
+        """Copy the shared weights to *device*; all slots are empty. *shared*: the digest of ``BodyDigests.shared``."""
         self.shared, self.dtype = shared, dtype
-        self.room = len(encoder.names) + max(LEAST_SPARE, len(encoder.names) // SPARE)
+        self.room = len(encoder.names) + max(LEAST_SPARE, len(encoder.names) // SPARE)  # number of slots
         self._digests: list[bytes | None] = [None] * self.room
         """For each slot, the digest of the model whose weights it holds; None if it holds none."""
         self._users = [0] * self.room
@@ -125,16 +128,16 @@ class SlottedBody:
         )
 
     def take(self, encoder: BodyEncoder, models: Sequence[bytes]) -> tuple[int, ...] | None:
-        """Reserve a slot for each model, by its digest; a loaded model keeps its slot.
+        """Reserve a slot for each model of *encoder*, and copy its own weights there; None if too few slots are free.
 
-        None if there are too few free slots.
+        *models*: the models' digests (``BodyDigests.models``); a model that is in a slot already keeps it.
         """
         with self._lock:
             free = [slot for slot, users in enumerate(self._users) if not users and self._digests[slot] not in models]
             new = [digest for digest in dict.fromkeys(models) if digest not in self._digests]
             if len(new) > len(free):
                 return None
-            for digest, slot in zip(new, free, strict=False):
+            for digest, slot in zip(new, free, strict=False):  # more slots may be free
                 self._digests[slot] = None  # if writing fails, the slot must not look valid
                 self._write(encoder, models.index(digest), slot)
                 self._digests[slot] = digest
@@ -179,7 +182,7 @@ Run = Callable[[], None]
 Capture = Callable[[Run], Run]
 """Captures a run, as one CUDA graph on a GPU, and returns a function that replays it."""
 Shapes = dict[str, Any]
-"""Rows of a rung -> the tiles that ``tune_body`` found for them, as JSON."""
+"""Rows of a rung, as text -> the tiles and the launch mode that ``tune_body`` found for them, as JSON."""
 
 
 class BodyRung(NamedTuple):
@@ -203,10 +206,13 @@ class BodyLadder:
     def __init__(self, weights: BodyWeights, room: int, shapes: Shapes | None = None) -> None:
         """*room*: the most requests of a batch. *shapes*: tiles that an earlier run has found."""
         self._weights, self.room, self.shapes = weights, room, {} if shapes is None else shapes
+        # sizes of the embedding tables
         self.positions, self.words = len(weights.positions), len(weights.words)
-        self.kinds = 1 if weights.kinds is None else len(weights.kinds)
+        self.token_types = 1 if weights.token_types is None else len(weights.token_types)
         self.most = max(MOST_ROWS, room_for(self.positions))
+        """Rows of the largest rung."""
         self._rungs: dict[int, BodyRung] = {}
+        """Rows -> the rung."""
 
     granule = FINEST
     """The rows of a model begin at a multiple of this."""
@@ -229,7 +235,10 @@ class BodyLadder:
         length = int(requested.positions.max()) + 1
         if length > self.positions:
             raise StitchError(f"a request of {length} tokens: {self.positions} at most")
-        for name, numbers, count in (("tokens", requested.tokens, self.words), ("kinds", requested.kinds, self.kinds)):
+        for name, numbers, count in (
+            ("tokens", requested.tokens, self.words),
+            ("token types", requested.token_types, self.token_types),
+        ):
             least, most = int(numbers.min()), int(numbers.max())
             if not 0 <= least <= most < count:
                 raise StitchError(f"a request with {name} from {least} to {most}: there are {count}, from 0")
@@ -238,7 +247,7 @@ class BodyLadder:
         """Split requests, which are sorted by model, into batches that rungs hold."""
         return split_requests(requested, self.most, self.room)
 
-    def rows_of(self, batch: Sequence[TokenRow]) -> int:
+    def rung_rows(self, batch: Sequence[TokenRow]) -> int:
         """Rows of the smallest rung that holds *batch*."""
         return self.size_for(pack([TokenRequest(row.model, len(row.tokens)) for row in batch]).rows)
 
@@ -253,26 +262,27 @@ class BodyLadder:
         return self._rungs[rows]
 
     def _build(self, rows: int, capture: Capture, enough: Callable[[], bool]) -> BodyRung:
-        """Build a rung: buffers, tuned tiles, and the captured run."""
+        """Build a rung: buffers, tuned tiles, and the captured run; parameters as for ``rung``."""
         words, room = self._weights.words, min(self.room, rows)
-        layout, longest = RowNumbers(rows, room), min(rows, self.positions)
+        layout, longest = RowNumbers(rows, room), min(rows, self.positions)  # *longest*: tokens of a request
         numbers = torch.zeros(layout.size, dtype=torch.int32, device=words.device)
-        tokens, kinds, tables = layout.parts(numbers)
+        tokens, token_types, tables = layout.views(numbers)
         body = FusedBody(self._weights)
         if words.is_cuda:
-            numbers.copy_(torch.from_numpy(layout.laid(self._example(rows, room))))
+            numbers.copy_(torch.from_numpy(layout.lay_out(self._example(rows, room))))
             self._set_tiles(body, tables, enough)
         width = self._weights.classifier.weight.shape[2]
         answers = torch.zeros((room, width), dtype=torch.float32, device=words.device)
 
         def run() -> None:
             with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-                answers.copy_(body(tokens, tables, longest, kinds))
+                answers.copy_(body(tokens, tables, longest, token_types))
 
         return BodyRung(layout, numbers, answers, capture(run))
 
     def _example(self, rows: int, room: int) -> list[TokenRow]:
         """At most *room* requests of equal length, spread over all models, that fill a rung: an example for tuning."""
+        # a multiple of FINEST, so that no rows are lost between models
         length, models = max(FINEST, rows // room // FINEST * FINEST), len(self._weights.classifier.weight)
         zeros, request_count = np.zeros(length, np.int32), min(room, rows // length)
         return [TokenRow(index * models // request_count, zeros, zeros, zeros) for index in range(request_count)]
@@ -287,7 +297,7 @@ class BodyLadder:
                 tune_body(body, tables, self._weights.words.dtype)
             self.shapes[str(rows)] = {
                 "early": body.early.value,
-                "tiles": [[*map(list, entry)] for entry in body.shapes.items()],
+                "tiles": [[*map(list, entry)] for entry in body.shapes.items()],  # pairs of key and tile
             }
             return
         stored = self.shapes.get(str(rows)) or min(self.shapes.items(), key=lambda entry: abs(int(entry[0]) - rows))[1]
@@ -298,14 +308,14 @@ class BodyLadder:
         }
 
 
-__all__ = ["BodyLadder", "FusedEncoder", "SlottedBody", "check", "digests", "read_file", "rows_of"]
+__all__ = ["BodyLadder", "FusedEncoder", "SlottedBody", "check", "digests", "read_file", "read_requests"]
 
 CLOSE = 1e-3
 """Largest relative difference of an answer to the separate model's, in float32: the kernels sum in another order."""
 ROOM = 32
 """Most requests of a batch."""
 _TEST_LENGTH, _TEST_HIDDEN = 8, (5, 7)
-"""Tokens of a test request, and the positions that its attention mask hides."""
+"""Tokens of a test request, and the positions that its attention mask hides: one amid others, and the last."""
 
 Feed = dict[str, Array]
 
@@ -332,7 +342,7 @@ class FusedEncoder:
         weight_type = dtype or (torch.float16 if self.device.type == "cuda" else torch.float32)
         body_digests = digests(self.encoder)
         body = SlottedBody(self.encoder, body_digests.shared, self.device, weight_type)
-        self._slots = body.take(self.encoder, body_digests.models) or ()
+        self._slots = body.take(self.encoder, body_digests.models) or ()  # of a new body, never too few
         self.ladder = BodyLadder(body.weights, ROOM)
 
     def __call__(self, requests: Sequence[tuple[str, Array]]) -> list[Array]:
@@ -357,8 +367,8 @@ def _run_requests(ladder: BodyLadder, requested: Sequence[TokenRow], capture: Ca
     """The answers, [requests, classes], to requests that are sorted by model."""
     answers = []
     for batch in ladder.split(requested):
-        rung = ladder.rung(ladder.rows_of(batch), capture)
-        rung.numbers.copy_(torch.from_numpy(rung.layout.laid(batch)))
+        rung = ladder.rung(ladder.rung_rows(batch), capture)
+        rung.numbers.copy_(torch.from_numpy(rung.layout.lay_out(batch)))
         rung.run()
         answers.append(_numpy(rung.answers[: len(batch)]))
     return np.concatenate(answers)
@@ -387,31 +397,35 @@ def read_file(path: Path, *, cuda: bool) -> BodyEncoder:
     return read_encoder(read_body(path))
 
 
-def rows_of(encoder: BodyEncoder, model: int, given: Mapping[str, Array]) -> list[TokenRow]:
+def read_requests(encoder: BodyEncoder, model: int, inputs: Mapping[str, Array]) -> list[TokenRow]:
     """Split inputs of a model, [rows, length] each, into requests without masked tokens.
 
-    Raises ``StitchError`` if the mask is not of 0 and 1, or hides the first token.
+    *model*: the index or the slot that the requests name. Raises ``StitchError`` if the mask has other numbers than 0
+    and 1, or hides the first token.
     """
-    tokens = given[encoder.tokens]
-    kinds = given[encoder.kinds] if encoder.kinds else np.zeros_like(tokens)
-    if not encoder.shown:
-        return [_token_row(model, *pair) for pair in zip(tokens, kinds, strict=True)]
-    shown = given[encoder.shown]
-    if not ((shown == 0) | (shown == 1)).all():
-        raise StitchError(f"{encoder.shown} must be of 0 and 1")
-    if not shown[:, :1].all():
-        raise StitchError(f"{encoder.shown} hides the first token, which the answer is read of; fill up behind")
-    positions = [np.flatnonzero(mask) for mask in shown]
+    tokens = inputs[encoder.tokens]
+    token_types = inputs[encoder.token_types] if encoder.token_types else np.zeros_like(tokens)
+    if not encoder.mask:
+        return [_token_row(model, *pair) for pair in zip(tokens, token_types, strict=True)]
+    mask = inputs[encoder.mask]  # 1 at tokens, 0 at padding
+    if not ((mask == 0) | (mask == 1)).all():
+        raise StitchError(f"{encoder.mask} must be of 0 and 1")
+    if not mask[:, :1].all():
+        raise StitchError(f"{encoder.mask} hides the first token, from which the answer is computed; pad at the end")
+    unmasked_positions = [np.flatnonzero(mask_row) for mask_row in mask]
     return [
-        TokenRow(model, tokens[row, unmasked], unmasked, kinds[row, unmasked]) for row, unmasked in enumerate(positions)
+        TokenRow(model, tokens[row, positions], positions, token_types[row, positions])
+        for row, positions in enumerate(unmasked_positions)
     ]
 
 
-def _token_row(model: int, tokens: Array, kinds: Array | None = None) -> TokenRow:
-    """A request of unmasked tokens, at positions from 0 on; without *kinds*, all are of token type 0."""
+def _token_row(model: int, tokens: Array, token_types: Array | None = None) -> TokenRow:
+    """A request of unmasked tokens, at positions from 0 on; without *token_types*, all are of type 0."""
     if not len(tokens):
         raise StitchError("a request of 0 tokens: give 1 or more")
-    return TokenRow(model, tokens, np.arange(len(tokens)), np.zeros_like(tokens) if kinds is None else kinds)
+    return TokenRow(
+        model, tokens, np.arange(len(tokens)), np.zeros_like(tokens) if token_types is None else token_types
+    )
 
 
 def check(encoder: BodyEncoder, alone: Callable[[Sequence[Feed]], Sequence[Array]]) -> None:
@@ -421,7 +435,7 @@ def check(encoder: BodyEncoder, alone: Callable[[Sequence[Feed]], Sequence[Array
     """
     feeds = [_example(encoder, task) for task in range(len(encoder.names))]
     ladder = BodyLadder(encoder.weights, len(feeds))
-    requested = [row for task, feed in enumerate(feeds) for row in rows_of(encoder, task, feed)]
+    requested = [row for task, feed in enumerate(feeds) for row in read_requests(encoder, task, feed)]
     answers = _run_requests(ladder, requested, _uncaptured)
     for name, count, answer, expected in zip(encoder.names, encoder.classes, answers, alone(feeds), strict=True):
         difference = relative_difference(answer[None, :count], expected)
@@ -434,10 +448,10 @@ def _example(encoder: BodyEncoder, task: int) -> Feed:
     rng = np.random.default_rng(task)
     length = min(_TEST_LENGTH, len(encoder.weights.positions))
     feed = {encoder.tokens: rng.integers(0, len(encoder.weights.words), (1, length))}
-    if encoder.kinds and encoder.weights.kinds is not None:
-        feed[encoder.kinds] = rng.integers(0, len(encoder.weights.kinds), (1, length))
-    if encoder.shown:
-        feed[encoder.shown] = np.array([[position not in _TEST_HIDDEN for position in range(length)]], np.int64)
+    if encoder.token_types and encoder.weights.token_types is not None:
+        feed[encoder.token_types] = rng.integers(0, len(encoder.weights.token_types), (1, length))
+    if encoder.mask:
+        feed[encoder.mask] = np.array([[position not in _TEST_HIDDEN for position in range(length)]], np.int64)
     return feed
 
 

@@ -1,7 +1,8 @@
 """A backbone of fine-tuned encoders in torch: ``FusedBody``, one Triton kernel per product (``body_kernels``).
 
-Weights that all models share are stored once. A product may add a low-rank part for each model (LoRA), norms may be
-each model's own, heads always are. Without CUDA, plain twins of the kernels compute the same.
+Weights that all models share are stored once. A product may add a low-rank part for each model (LoRA: *down* to the
+rank, and *up* again), norms may be each model's own, heads always are. A tile is what one program of a kernel computes
+(``TileShape``). Without CUDA, plain twins of the kernels compute the same. ``body_rows`` has the layout of the rows.
 """
 
 from __future__ import annotations
@@ -57,25 +58,27 @@ class SharedProduct:
     """A linear layer of all models: a shared weight, with a low-rank part and a bias for each model if they differ."""
 
     weight: Tensor
-    """[depth, width]."""
+    """[depth, width]: numbers per input row and per output row."""
     bias: Tensor
     """[1 or models, width]."""
     down: Tensor | None = None
-    """[models, sections, rank, depth]: the narrow factors, for each of equally wide sections of the columns."""
+    """[models, sections, rank, depth]: the narrow factors, for each section of the columns, such as the queries."""
     up: Tensor | None = None
     """[models, rank, width]: the wide factors."""
 
     @property
     def rank(self) -> int:
+        """The rank of the low-rank parts; 0 if there are none."""
         return 0 if self.down is None else int(self.down.shape[2])
 
     @property
     def sections(self) -> int:
+        """Number of equally wide ranges of columns that have narrow factors of their own."""
         return 1 if self.down is None else int(self.down.shape[1])
 
     def fits(self, shape: TileShape) -> bool:
         """Whether tiles of *shape* divide the product evenly."""
-        if not shape.tall:
+        if not shape.tall:  # LIBRARY
             return not self.rank and len(self.bias) == 1
         depth, width = self.weight.shape
         return bool(depth % (shape.deep * shape.parts) == 0 and (width // self.sections) % shape.wide == 0)
@@ -92,17 +95,17 @@ class RowNorm(NamedTuple):
 class BodyLayer(NamedTuple):
     """A post-norm encoder layer: its norms follow the residual sums."""
 
-    asked: SharedProduct
+    qkv: SharedProduct
     """Queries, keys and values, side by side."""
-    mixed: SharedProduct
+    attention_out: SharedProduct
     """The product after the attention."""
-    attended: RowNorm
+    attention_norm: RowNorm
     """The norm of the attention's residual sum."""
     inner: SharedProduct
     """The first product of the feed-forward part, followed by GELU."""
     outer: SharedProduct
     """The second product of the feed-forward part."""
-    done: RowNorm
+    outer_norm: RowNorm
     """The norm of the feed-forward part's residual sum."""
 
 
@@ -119,14 +122,14 @@ class BodyWeights(NamedTuple):
     words: Tensor
     """Embeddings of tokens."""
     positions: Tensor
-    embedded: RowNorm
+    embedding_norm: RowNorm
     """The norm of the summed embeddings."""
     layers: Sequence[BodyLayer]
     pooler: OwnHead
     classifier: OwnHead
     heads: int
     """Number of attention heads."""
-    kinds: Tensor | None = None
+    token_types: Tensor | None = None
     """Embeddings of token types; None if the models have none."""
 
     def tensors(self) -> Iterator[Tensor]:
@@ -149,7 +152,7 @@ class BodyWeights(NamedTuple):
 
 
 Key = tuple[int, int, int, int, int]
-"""Depth, width and rank of a product, and rows and granule (see ``PackedRows``) of its input."""
+"""Depth, width and rank of a product, and rows and granule (see ``body_rows``) of its input."""
 
 
 @dataclass(eq=False)
@@ -162,26 +165,27 @@ class FusedBody:
     early: Early = Early.NONE
     """Which kernels may launch before the previous one has ended."""
 
-    def __call__(self, tokens: Tensor, tables: RowTables, longest: int, kinds: Tensor | None = None) -> Tensor:
+    def __call__(self, tokens: Tensor, tables: RowTables, longest: int, token_types: Tensor | None = None) -> Tensor:
         """The outputs [requests, classes] for *tokens* [rows].
 
-        *longest*: at least the length of the longest request. *kinds*: the token type of each row.
+        *longest*: at least the length of the longest request. *token_types*: of each row; None: all are of type 0.
         """
         weights = self.weights
         added = weights.positions[tables.positions]  # to the embeddings of the tokens
-        if weights.kinds is not None:
-            added = added + (weights.kinds[:1] if kinds is None else weights.kinds[kinds])
-        x = self.norm(weights.words[tokens], added, weights.embedded, tables)
+        if weights.token_types is not None:
+            added = added + (weights.token_types[:1] if token_types is None else weights.token_types[token_types])
+        x = self.norm(weights.words[tokens], added, weights.embedding_norm, tables)
         for layer in weights.layers:
-            mixed = self.attention(self.product(x, layer.asked, tables), tables, longest)
-            x = self.norm(self.product(mixed, layer.mixed, tables, summed=True), x, layer.attended, tables)
+            attended = self.attention(self.product(x, layer.qkv, tables), tables, longest)
+            attention_out = self.product(attended, layer.attention_out, tables, summed=True)
+            x = self.norm(attention_out, x, layer.attention_norm, tables)
             inner = self.product(x, layer.inner, tables, gelu=True)
-            x = self.norm(self.product(inner, layer.outer, tables, summed=True), x, layer.done, tables)
+            x = self.norm(self.product(inner, layer.outer, tables, summed=True), x, layer.outer_norm, tables)
         pooled = self.head(x, weights.pooler, tables, at=tables.first, tanh=True)
         return self.head(pooled, weights.classifier, tables)
 
     def shape(self, product: SharedProduct, rows: int, granule: int) -> TileShape:
-        """The tile for *rows* rows packed by *granule*; ``StitchError`` if it does not divide the product."""
+        """The tile for *rows* rows in granules of *granule* rows; ``StitchError`` if it does not divide the product."""
         key = (*product.weight.shape, product.rank, rows, granule)
         shape = self.shapes.get(key, PLAINEST)
         if not product.fits(shape):
@@ -192,11 +196,14 @@ class FusedBody:
     def product(
         self, x: Tensor, product: SharedProduct, tables: RowTables, *, gelu: bool = False, summed: bool = False
     ) -> Tensor:
-        """The product [rows, width]. *summed*: a norm follows and adds up parts, so it may be [parts, rows, width]."""
+        """The product of *x* [rows, depth]: [rows, width].
+
+        *gelu*: apply GELU to it. *summed*: a norm follows and adds up parts, so it may be [parts, rows, width].
+        """
         weight, bias, down, up = product.weight, product.bias, product.down, product.up
         if not x.is_cuda:
             return plain_product(x, weight, bias, down, up, tables, gelu)
-        shape = self.shape(product, len(x), len(x) // len(tables.whose))
+        shape = self.shape(product, len(x), len(x) // len(tables.granule_models))
         shape = shape if summed else shape._replace(parts=1)
         return launch_product(x, product, tables, shape, gelu=gelu, early=self.early)
 
@@ -227,7 +234,7 @@ def launch_product(
     early: Early = Early.NONE,
 ) -> Tensor:  # fmt: skip
     """Launch a product with tiles of *shape*; return [rows, width], or [parts, rows, width] if its depth is split."""
-    if not shape.tall:
+    if not shape.tall:  # LIBRARY
         y = torch.addmm(product.bias[0], x, product.weight)
         return torch.nn.functional.gelu(y) if gelu else y
     from weft_stitch.running.body_kernels import product_kernel
@@ -237,24 +244,30 @@ def launch_product(
     narrowed = launch_narrow(x, product, tables, early) if shape.before and product.rank else None
     arguments, settings = product_call(x, product, tables, shape, gelu, early, narrowed)
     product_kernel[grid](*arguments, **settings)
-    y = arguments[7]
+    y = arguments[OUTPUT]
     return y[0] if shape.parts == 1 else y
+
+
+OUTPUT = 7
+"""Index of the output among the arguments of ``product_call``."""
 
 
 def product_call(
     x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, gelu: bool, early: Early,
     narrowed: Tensor | None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
-    """Arguments and settings for a launch of the product kernel; argument 7 is the output."""
+    """Arguments and settings for a launch of the product kernel; *narrowed*: what ``launch_narrow`` has computed."""
     rows, (depth, width) = len(x), product.weight.shape
     y_type = x.dtype if shape.parts == 1 else torch.float32  # the norm sums parts: do not round them before
     y = torch.empty((shape.parts, rows, width), dtype=y_type, device=x.device)
     arguments = (
-        x, product.weight, product.bias, *_factors(product), x if narrowed is None else narrowed, tables.whose, y,
-        rows, depth, width, width // product.sections, product.sections, depth // shape.deep // shape.parts,
+        x, product.weight, product.bias, *_factors(product),
+        x if narrowed is None else narrowed,  # the kernel needs a pointer even if it does not read it
+        tables.granule_models, y, rows, depth, width, width // product.sections, product.sections,
+        depth // shape.deep // shape.parts,
     )  # fmt: skip
     settings = dict(
-        RANK=product.rank, GRANULE=rows // len(tables.whose), OWN_BIAS=len(product.bias) > 1,
+        RANK=product.rank, GRANULE=rows // len(tables.granule_models), OWN_BIAS=len(product.bias) > 1,
         GELU=gelu, PRECISION=_precision(), NARROWED=0 if narrowed is None else len(narrowed),
         TALL=shape.tall, WIDE=shape.wide, DEEP=shape.deep, num_warps=shape.warps, num_stages=shape.stages,
         **_launch_settings(x, early=early is Early.ALL),
@@ -263,19 +276,20 @@ def product_call(
 
 
 def launch_narrow(x: Tensor, product: SharedProduct, tables: RowTables, early: Early = Early.NONE) -> Tensor:
-    """Launch ``x @ down`` with each row's model, in parts of the depth: [part, section, rows, rank]."""
+    """Launch ``x @ down`` with each row's model's factors, in parts of the depth: [part, section, rows, rank]."""
     from weft_stitch.running.body_kernels import narrow_kernel
 
     rows, depth, sections = len(x), len(product.weight), product.sections
-    granule = rows // len(tables.whose)
+    granule = rows // len(tables.granule_models)
     # n & -n is the largest power of two that divides n, so that tiles divide the granule and the depth
     tall, deep = min(64, granule & -granule), min(128, depth & -depth)
     steps = depth // deep
     divisors = [count for count in range(1, MOST_NARROWED + 1) if steps % count == 0]
+    # as few parts as keep the GPU busy
     parts = next((count for count in divisors if rows // tall * sections * count >= BUSY), divisors[-1])
     y = torch.empty((parts, sections, rows, product.rank), dtype=torch.float32, device=x.device)
     narrow_kernel[(rows // tall, sections, parts)](
-        x, product.down, tables.whose, y, rows, depth, sections, steps // parts,
+        x, product.down, tables.granule_models, y, rows, depth, sections, steps // parts,
         RANK=product.rank, GRANULE=granule, PRECISION=_precision(), TALL=tall, DEEP=deep, num_warps=4,
         **_launch_settings(x, early=early is not Early.NONE),
     )  # fmt: skip
@@ -295,16 +309,17 @@ def launch_norm(x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables, e
 
     y = torch.empty_like(residual)
     rows, width = y.shape
+    line = width if len(norm.scale) > 1 else 0  # from one model's table to the next
     norm_kernel[(rows,)](
-        x, residual, norm.scale, norm.shift, tables.whose, y, rows, width, width if len(norm.scale) > 1 else 0,
-        norm.epsilon, PARTS=len(x) if x.dim() == 3 else 1, GRANULE=rows // len(tables.whose), ROOM=room_for(width),
+        x, residual, norm.scale, norm.shift, tables.granule_models, y, rows, width, line, norm.epsilon,
+        PARTS=len(x) if x.dim() == 3 else 1, GRANULE=rows // len(tables.granule_models), ROOM=room_for(width),
         num_warps=4, **_launch_settings(x, early=early is not Early.NONE),
     )  # fmt: skip
     return y
 
 
 def launch_attention(x: Tensor, heads: int, tables: RowTables, longest: int, early: Early = Early.NONE) -> Tensor:
-    """Launch ``attention_kernel``; *longest* is at least the length of the longest request."""
+    """Launch ``attention_kernel``; *x*: [rows, 3 * width]; *longest*: at least the length of the longest request."""
     from weft_stitch.running.body_kernels import attention_kernel
 
     rows, width = len(x), x.shape[1] // 3
@@ -337,10 +352,10 @@ def launch_head(
 
 
 def _launch_settings(x: Tensor, *, early: bool) -> dict[str, bool]:
-    """Settings of a kernel's launch; early launches need compute capability 9 (Hopper) or later."""
+    """Settings of a launch; *early*: before the previous kernel has ended, from compute capability 9 (Hopper) on."""
     if not (x.is_cuda and able_to_start_early(x.device)):
         return {"EARLY": False}
-    return {"EARLY": True, "launch_pdl": early}
+    return {"EARLY": True, "launch_pdl": early}  # EARLY: the kernel waits by itself, and lets an early one follow
 
 
 def able_to_start_early(device: Any) -> bool:
@@ -355,7 +370,7 @@ def _precision() -> str:
 
 def models_of(tables: RowTables, rows: int) -> Tensor:
     """The model of each of *rows* rows."""
-    return tables.whose.long().repeat_interleave(rows // len(tables.whose))
+    return tables.granule_models.long().repeat_interleave(rows // len(tables.granule_models))
 
 
 def plain_product(
@@ -363,35 +378,36 @@ def plain_product(
 ) -> Tensor:
     """The twin of ``product_kernel`` in plain torch."""
     # axes: m rows, k depth, s sections, r rank, n columns of a section
-    whose = models_of(tables, len(x))
-    y = x @ weight + bias[whose if len(bias) > 1 else torch.zeros_like(whose)]
+    models = models_of(tables, len(x))
+    y = x @ weight + bias[models if len(bias) > 1 else torch.zeros_like(models)]
     if down is not None and up is not None:
-        narrow = torch.einsum("mk,msrk->msr", x, down[whose])
-        wide_factors = up[whose].unflatten(2, (down.shape[1], -1))
+        narrow = torch.einsum("mk,msrk->msr", x, down[models])
+        wide_factors = up[models].unflatten(2, (down.shape[1], -1))
         y = y + torch.einsum("msr,mrsn->msn", narrow, wide_factors).flatten(1)
     return torch.nn.functional.gelu(y) if gelu else y
 
 
 def plain_norm(x: Tensor, residual: Tensor, scale: Tensor, shift: Tensor, epsilon: float, tables: RowTables) -> Tensor:
     """The twin of ``norm_kernel`` in plain torch."""
-    whose = models_of(tables, len(x)) * (len(scale) > 1)
+    models = models_of(tables, len(x)) * (len(scale) > 1)  # all 0 if the models share one table
     normal = torch.nn.functional.layer_norm((x + residual).float(), x.shape[1:], eps=epsilon)
-    return (normal * scale[whose] + shift[whose]).to(x.dtype)
+    return (normal * scale[models] + shift[models]).to(x.dtype)
 
 
 def plain_attention(x: Tensor, heads: int, tables: RowTables) -> Tensor:
-    """The twin of ``attention_kernel`` in plain torch."""
+    """The twin of ``attention_kernel`` in plain torch; *x*: [rows, 3 * width]."""
     y = torch.zeros(len(x), x.shape[1] // 3, dtype=x.dtype, device=x.device)
     for first, length in zip(tables.first.tolist(), tables.lengths.tolist(), strict=True):
         if length:
             q, k, v = x[first : first + length].unflatten(1, (3, heads, -1)).permute(1, 2, 0, 3)
-            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-            y[first : first + length] = mixed.transpose(0, 1).flatten(1)
+            attended = torch.nn.functional.scaled_dot_product_attention(q, k, v)  # [heads, length, head width]
+            y[first : first + length] = attended.transpose(0, 1).flatten(1)
     return y
 
 
 def plain_head(x: Tensor, weight: Tensor, bias: Tensor, tables: RowTables, tanh: bool) -> Tensor:
     """The twin of ``head_kernel`` in plain torch; *x* has one row per request."""
+    # axes: q requests, k depth, n columns
     models = tables.models.long()
     y = torch.einsum("qk,qkn->qn", x.float(), weight[models].float()) + bias[models]
     return (torch.tanh(y) if tanh else y).to(x.dtype)

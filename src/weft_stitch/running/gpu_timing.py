@@ -55,7 +55,7 @@ class Place(NamedTuple):
 
     def tensor(self, tensor: Tensor) -> Tensor:
         """*tensor* as an input of modules at this place."""
-        spatial = self.channels_last and tensor.dim() == 4
+        spatial = self.channels_last and tensor.dim() == 4  # only pictures have a memory order
         moved = tensor.to(device=self.device, dtype=self.dtype)
         return moved.contiguous(memory_format=torch.channels_last) if spatial else moved
 
@@ -68,7 +68,7 @@ class RivalWay:
     call: Call
     inputs: tuple[Tensor, ...]
     weight_bytes: int
-    """Bytes of the kernels on the device."""
+    """Bytes of the weights on the device."""
     launches: int | None
     """Number of steps that are not views; None if a compiler decides."""
 
@@ -78,6 +78,7 @@ class RivalWay:
         return self.name not in UNCAPTURED
 
     def run(self) -> Outputs:
+        """Call it once."""
         with torch.no_grad():
             return self.call(*self.inputs)
 
@@ -124,7 +125,7 @@ def precision(tf32: bool, *, search: bool = True) -> Iterator[None]:
 
 
 def build(graphs: Sequence[Graph], inputs: Sequence[Sequence[Tensor]], place: Place) -> BuiltModules:
-    """Modules of *graphs*, each run once with its inputs; fused layers are tuned on CUDA."""
+    """Modules of *graphs* at *place*, each run once with its *inputs*; fused layers are tuned on CUDA."""
     settle()
     bytes_before = _allocated_bytes()
     modules = tuple(_tune_module(graph, example, place) for graph, example in zip(graphs, inputs, strict=True))
@@ -137,7 +138,7 @@ def build(graphs: Sequence[Graph], inputs: Sequence[Sequence[Tensor]], place: Pl
 
 
 def _tune_module(graph: Graph, inputs: Sequence[Tensor], place: Place) -> StitchedModule:
-    """A new module with tuned tiles; another module is tuned and dropped, with the memory that tuning needs."""
+    """A new module with tuned tiles. A second one is tuned and then dropped, to free the memory that tuning needs."""
     module = place.module(graph)
     if not module.fused_layers or not inputs[0].is_cuda:
         return module
@@ -154,15 +155,15 @@ def prepare(way: RivalWay) -> TimedWay:
         return TimedWay(way.run, way.run(), None, None, None)
     warm_up(way.run)
     settle()
-    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    allocated_before, reserved_before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
     replay, outputs = _capture(way) if way.captured else (way.run, way.run())
     torch.cuda.synchronize()
-    added_bytes = torch.cuda.max_memory_allocated() - before
-    added_bytes = getattr(way.call, "branch_bytes", added_bytes)  # branches that run at the same time count together
-    pool_bytes = torch.cuda.memory_reserved() - reserved if way.captured else None
+    added_bytes = torch.cuda.max_memory_allocated() - allocated_before
+    added_bytes = getattr(way.call, "branch_bytes", added_bytes)  # of branches at the same time: those of all together
+    pool_bytes = torch.cuda.memory_reserved() - reserved_before if way.captured else None
     with_workspace = torch.cuda.memory_allocated()
-    settle()
+    settle()  # frees the workspace
     return TimedWay(replay, outputs, added_bytes, pool_bytes, with_workspace - torch.cuda.memory_allocated())
 
 
@@ -190,11 +191,12 @@ def settle() -> None:
 
 
 def _allocated_bytes() -> int | None:
+    """Bytes that torch's allocator has handed out; None without CUDA."""
     return int(torch.cuda.memory_allocated()) if torch.cuda.is_available() else None
 
 
 def times_ms(runs: Mapping[str, TimedWay], *, rounds: int = ROUNDS, replays: int = REPLAYS) -> dict[str, float]:
-    """The median over *rounds* of each run's mean milliseconds; the runs take turns."""
+    """The median over *rounds* of each run's mean milliseconds; the runs take turns. *replays*: the most of a round."""
     with torch.no_grad():
         measures = [partial(_mean_ms, run, _replays(run, replays)) for run in runs.values()]
         times = measure_in_turns(measures, rounds)
@@ -232,31 +234,24 @@ class GraphClock:
     replays: int = REPLAYS
 
     def seconds(self, graphs: Sequence[Graph]) -> list[float]:
+        """The seconds of a run of each graph."""
         runs = {str(number): self._run(graph) for number, graph in enumerate(graphs)}
         times = times_ms(runs, rounds=self.rounds, replays=self.replays)
         return [times[name] / 1e3 for name in runs]
 
     def _run(self, graph: Graph) -> TimedWay:
+        """A run of *graph* with random inputs, ready to be timed."""
         inputs = tuple(self.place.tensor(torch.randn(tensor.shape)) for tensor in graph.inputs)
         (module,) = build([graph], [inputs], self.place).modules
         return prepare(RivalWay(graph.name, module, inputs, graph.weight_bytes, None))
 
 
 def plan_for(
-    place: Place,
-    family: Family,
-    sharing: Sharing,
-    *,
-    clock: GraphClock | None = None,
+    place: Place, family: Family, sharing: Sharing, *, clock: GraphClock | None = None,
     weight_cap_bytes: int | None = None,
-) -> Plan:
-    """The fastest plan for *family* at *place*; segments are costed by a GPU's model, whole graphs by *clock*."""
+) -> Plan:  # fmt: skip
+    """The fastest plan for *family* at *place*: segments by estimates for a described GPU, whole graphs by *clock*."""
     return plan(
-        family,
-        sharing,
-        Modelled(H200),
-        forms=tuple(FORMS),
-        align=place.align,
-        weight_cap_bytes=weight_cap_bytes,
+        family, sharing, Modelled(H200), forms=tuple(FORMS), align=place.align, weight_cap_bytes=weight_cap_bytes,
         whole=clock or GraphClock(place),
-    )
+    )  # fmt: skip

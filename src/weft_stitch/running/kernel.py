@@ -1,10 +1,11 @@
 """The Triton kernel behind the form ``fused``: a layer of all tasks in one launch, each row with its own weights.
 
-A program computes one tile (``packing.Tile``): output positions of one task by channels of one output block, as an
-implicit matrix product over taps and input columns. A shared block reads the shared weights and then its task's own, so
-that nothing is stored twice, nothing is multiplied by zero and nothing needs a mask; the tiles of all tasks run
-at once and meet the shared weights in the cache. Scale, shift, a residual and the activation follow in registers.
-``module.plain`` is the same computation in numpy.
+A program computes one tile (``packing.Tile``): TALL output positions of one task by WIDE channels of one output block,
+as an implicit matrix product over taps and input columns, DEEP in each step. A *rider* is an own block of the task that
+is computed along with a shared block's tile, as both read the same input. A shared block reads the shared weights and
+then its task's own, so that nothing is stored twice, nothing is multiplied by zero and nothing needs a mask; the tiles
+of all tasks run at once and meet the shared weights in the cache. Scale, shift, a residual and the activation follow in
+registers. ``module.plain`` is the same computation in numpy.
 """
 
 # the kernel's arguments have no types, and their names are its constants'
@@ -22,7 +23,7 @@ FIELDS = tl.constexpr(len(Tile._fields))
 
 @triton.jit
 def activate(x, FUNCTION: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr):
-    """The activation FUNCTION of *x*."""
+    """The activation FUNCTION of *x*; ALPHA, BETA: its parameters (``packing.Activation``)."""
     if FUNCTION == "Relu":
         x = tl.maximum(x, 0.0)
     if FUNCTION == "LeakyRelu":
@@ -42,7 +43,10 @@ def activate(x, FUNCTION: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr)
 
 @triton.jit
 def look_up_rows(places, lines, table, k, tap, inside, ALIGN: tl.constexpr):
-    """Look up input columns *k* in the table of places: the index of their weights at *tap*, and if they have any."""
+    """Look up input columns *k* in *places* and *lines* from *table* on (see ``PackedLayer.places``).
+
+    Returns the index of their weights at *tap*, and whether they have any. *inside*: which of *k* are columns.
+    """
     place = tl.load(places + table + k, mask=inside, other=-1)
     row = (place + tap * tl.load(lines + table + k, mask=inside, other=0)) * ALIGN
     return row, place >= 0
@@ -60,10 +64,11 @@ def tile_product(
 
     *tile*: its row in the table of tiles; ``tile + 3`` is field 3 of ``packing.Tile``. *corner*: for each position, the
     index in *x* of its first tap. *rows_seen*, *columns_seen*: for each position, a bit per tap that is inside the
-    picture. Places are computed by additions, not selections: only so does the compiler know that they are multiples
-    of ALIGN.
+    picture. FLAT: taps and columns are one dimension of the loop. DEPTH: the columns of a row, or 0 if tasks differ.
+    Places are computed by additions, not selections: only so does the compiler know that they are multiples of ALIGN.
     """
     TAPS: tl.constexpr = TAPS_HIGH * TAPS_WIDE
+    # fields 3 first channel, 4 span, 8 to 13 as the variables are named (9 line, 12 jump), 14 depth, 15 table
     channels = tl.multiple_of(tl.load(tile + 3), 16) + tl.arange(0, WIDE)
     known = channels < tl.multiple_of(tl.load(tile + 4), ALIGN)
     first_place = tl.multiple_of(tl.load(tile + 8), ALIGN)
@@ -141,7 +146,8 @@ def finish(
 ):  # fmt: skip
     """Scale, shift and activate a tile's sums, add the residual, and write them; columns outside the block become 0.
 
-    *alive*: which of *positions* belong to the task.
+    *alive*: which of *positions* belong to the task. Fields of ``packing.Tile``: 0 task, 3 first channel, 4 span, 5
+    skip, 6 width, 7 column.
     """
     channels = tl.multiple_of(tl.load(tile + 3), 16) + tl.arange(0, WIDE)
     known = channels < tl.multiple_of(tl.load(tile + 4), ALIGN)
@@ -187,8 +193,8 @@ def fused_kernel(
     tile = tiles + tl.program_id(0) * (2 * FIELDS)
     x_columns = x_groups * INPUT_ALIGN
     y_columns = y_groups * ALIGN
-    positions = tl.load(tile + 1) + tl.arange(0, TALL)
-    alive = positions < tl.load(tile + 2)
+    positions = tl.load(tile + 1) + tl.arange(0, TALL)  # field 1: first position
+    alive = positions < tl.load(tile + 2)  # field 2: end position
     plane = out_height * out_width
     image = positions // plane
     within = positions - image * plane
@@ -197,7 +203,7 @@ def fused_kernel(
     corner = ((image * height + top) * width + left) * x_columns
     rows_seen = tl.where(alive, visible_taps(top, height, TAPS_HIGH, DILATION_H), 0)
     columns_seen = visible_taps(left, width, TAPS_WIDE, DILATION_W)
-    if NARROW > 0 and tl.load(tile + FIELDS + 4) > 0:
+    if NARROW > 0 and tl.load(tile + FIELDS + 4) > 0:  # the rider spans columns
         total, own_total = tile_product(
             x, weights, places, lines, tile, corner, rows_seen, columns_seen, width, x_columns,
             TAPS_HIGH, TAPS_WIDE, DILATION_H, DILATION_W, BY_TABLE, ALIGN, INPUT_ALIGN, FLAT, DEPTH, PRECISION,

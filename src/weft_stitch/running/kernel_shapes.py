@@ -1,8 +1,9 @@
 """Autotuning of Triton kernels: ``tune`` for the fused layers of a module, ``tune_body`` for the products of a body.
 
-A *shape* is a tile configuration of a kernel: tile sizes, warps and pipeline stages. Both functions compile all
-candidates first, on all cores, and then time them one after another inside CUDA graphs. Candidates for which the GPU
-lacks registers or shared memory are skipped.
+A *shape* is a tile configuration of a kernel. One program computes ``tall`` rows (output positions) by ``wide`` columns
+(output channels), and sums ``deep`` inputs per step of its loop; warps and pipeline stages are the compiler's. Both
+functions compile all candidates first, on all cores, and then time them one after another inside CUDA graphs.
+Candidates for which the GPU lacks registers or shared memory are skipped.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ PRODUCT_SHAPES = (
 PARTS = (1, 2, 4)
 """Numbers of parts into which the sum over a product's depth may be split."""
 MIXED = 64
-"""Rows from which a tile may contain many models, so that a separate kernel for narrow factors may be faster."""
+"""Rows of a tile from which it may contain many models, so that a separate kernel for narrow factors may be faster."""
 FEW, MANY = 12, 800
 """Least and most programs of a launch: with fewer, most of a GPU is idle; with more, small tiles read too much."""
 
@@ -69,8 +70,8 @@ Progress = Callable[[int, int], None]
 
 
 def replay_seconds(run: Run, repeats: int = 10) -> float:
-    """Seconds of one call, as the least mean over three replays of a CUDA graph of *repeats* calls."""
-    run()
+    """Seconds of one call: the mean over the *repeats* calls of a CUDA graph, in the fastest of three replays."""
+    run()  # compiles the kernels, which a capture cannot
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     # relaxed: another thread of a server may be computing on the GPU during the capture
@@ -94,10 +95,10 @@ def _seconds_by_shape(
     repeats: int,
     stop: Callable[[TileChoice], bool] = lambda shape: False,
 ) -> dict[TileChoice, float]:
-    """Time a kernel in each shape for which the GPU has resources.
+    """Shape -> seconds of a kernel, for each shape for which the GPU has resources.
 
-    *run_in*: returns a run of the kernel in a shape. *stop*: called before each shape, but never before one shape has
-    run; ends the trials.
+    *run_in*: returns a run of the kernel in a shape. *repeats*: see ``replay_seconds``. *stop*: ends the trials if it
+    returns True for the next shape; it is not called before one shape has run.
     """
     from triton.runtime.errors import OutOfResources
 
@@ -113,10 +114,11 @@ def _seconds_by_shape(
 
 
 def _compile_all(jobs: Iterable[Callable[[], object]]) -> list[Future[object]]:
-    """Compile on all cores; threads suffice, as the compiler does most of its work outside Python.
+    """Run *jobs*, each of which compiles a kernel, on all cores; return their ended futures.
 
     A failure is kept in the future; it occurs again when the candidate is timed.
     """
+    # threads suffice, as the compiler does most of its work outside Python
     with ThreadPoolExecutor() as pool:
         return [pool.submit(job) for job in jobs]
 
@@ -140,31 +142,33 @@ def tune(
     trials = _trials(module, example)
     distinct = {_timing_key(*trial): trial for trial in trials}
     compiled = _compile(list(distinct.values()), enough)
-    fastest: dict[Any, Shape] = {}
+    fastest: dict[Any, Shape] = {}  # timing key -> shape
     for number, (key, trial) in enumerate(distinct.items(), 1):
         fastest[key] = _fastest(*trial, compiled, enough)
         if on_progress is not None:
             on_progress(number, len(distinct))
     for layer, x, residual in trials:
         layer.shape = fastest[_timing_key(layer, x, residual)]
-        layer.forget_tables()
+        layer.forget_tables()  # those of the shapes that were tried
 
 
 def shapes(layer: FusedConv) -> Iterator[Shape]:
-    """The shapes to try for *layer*."""
+    """The shapes to try for *layer*: without those of which a large part would compute nothing."""
     taps = layer.packed.window.kernel[0] * layer.packed.window.kernel[1]
-    widest_span = max(tile.span for targets in layer.packed.targets for tile in targets)
+    widest_block = max(tile.span for targets in layer.packed.targets for tile in targets)  # of output columns
     for shape in HALF_SHAPES if layer.weights.dtype == torch.float16 else FLOAT_SHAPES:
-        if shape.wide >= 2 * max(16, widest_span):  # a tile of half the width holds the same columns
+        if shape.wide >= 2 * max(16, widest_block):  # a tile of half the width holds the same columns
             continue
+        # a step has inputs of one tap only: with more than one tap, steps deeper than the input stay partly empty
         if taps == 1 or layer.packed.inputs >= shape.deep:
             yield shape
+        # a flat step continues in the next tap, and computes tap and address for each of its inputs: not too many
         if taps > 1 and shape.deep <= 64:
             yield shape._replace(flat=True)
 
 
 def _trials(module: StitchedModule, example: tuple[Tensor, ...]) -> list[Trial]:
-    """Run the module once, and record the inputs of its fused layers."""
+    """Run the module once, and record the inputs of its fused layers: [rows, height, width, columns]."""
     trials: list[Trial] = []
 
     def record(layer: FusedConv, inputs: tuple[Tensor, ...]) -> None:
@@ -189,8 +193,9 @@ def _timing_key(layer: FusedConv, x: Tensor, residual: Tensor | None) -> Any:
 def _compile_job(
     layer: FusedConv, x: Tensor, residual: Tensor | None, shape: Shape
 ) -> tuple[Any, tuple[Any, ...], Any]:
-    """How to compile the kernel of *layer* in *shape*: a key, equal for equal kernels, arguments and settings."""
+    """How to compile the kernel of *layer* in *shape*: a key, equal for equal kernels; its arguments; its settings."""
     shape_before, layer.shape = layer.shape, shape
+    # compiling needs the types of arguments only: tables for one position suffice, and *x* stands in for the output
     settings, tables = layer.settings(residual is not None), layer.tables(1, x.device)
     layer.shape = shape_before
     key = (x.dtype, *sorted((name, str(value)) for name, value in settings.items()))
@@ -198,14 +203,14 @@ def _compile_job(
 
 
 def _compile(trials: list[Trial], enough: Callable[[], bool]) -> set[Any]:
-    """Compile the candidates of all layers until *enough* returns True; return the keys of those tried so far.
+    """Compile the candidates of all layers until *enough* returns True; return the keys (of jobs) of those tried.
 
     The first candidate of every layer is compiled before the second of any, so that each layer has one when time runs
     out.
     """
     from weft_stitch.running.kernel import fused_kernel
 
-    jobs: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    jobs: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}  # key -> arguments and settings
     rounds = zip_longest(*([(*trial, shape) for shape in shapes(trial[0])] for trial in trials))
     for candidate in filter(None, chain.from_iterable(rounds)):
         key, arguments, settings = _compile_job(*candidate)
@@ -224,7 +229,10 @@ def _compile(trials: list[Trial], enough: Callable[[], bool]) -> set[Any]:
 def _fastest(
     layer: FusedConv, x: Tensor, residual: Tensor | None, compiled: set[Any], enough: Callable[[], bool]
 ) -> Shape:
-    """The fastest of the shapes that are compiled; if none of them runs on this GPU, the first other one that does."""
+    """The fastest of the shapes that are compiled; if none of them runs on this GPU, the first other one that does.
+
+    *compiled*: keys of ``_compile_job``. *enough*: returns whether the time for trials is used up.
+    """
     ready = [shape for shape in shapes(layer) if _compile_job(layer, x, residual, shape)[0] in compiled]
 
     def run_in(shape: Shape) -> Run:
@@ -247,7 +255,7 @@ class PlaceTrial(NamedTuple):
 
     products: list[SharedProduct]
     norms: list[RowNorm]
-    """The norms that follow the products and add up their parts; empty if none does."""
+    """The norms that follow the products and add up the parts of split ones; empty if none does."""
     gelu: bool
     """Whether a GELU follows."""
 
@@ -256,7 +264,8 @@ class PlaceTrial(NamedTuple):
         for product in self.products:
             y = launch_product(x, product, tables, shape, gelu=self.gelu, early=early)
             if self.norms:
-                launch_norm(y, y[0] if y.dim() == 3 else y, self.norms[0], tables, early)
+                residual = y[0] if y.dim() == 3 else y  # any tensor [rows, width]: only the time counts
+                launch_norm(y, residual, self.norms[0], tables, early)
 
 
 class BodyTrials(NamedTuple):
@@ -271,15 +280,15 @@ class BodyTrials(NamedTuple):
 def tune_body(body: FusedBody, tables: RowTables, dtype: Any) -> BodyTrials:
     """Give *body* the fastest tiles and launch mode for rows like those of *tables*; return all times.
 
-    Raises ``StitchError`` if no tile of a product runs on this GPU.
+    *dtype*: the type of the products' inputs. Raises ``StitchError`` if no tile of a product runs on this GPU.
     """
-    early = Early.ALL if able_to_start_early(tables.whose.device) else Early.NONE
+    early = Early.ALL if able_to_start_early(tables.granule_models.device) else Early.NONE
     rows = len(tables.positions)
-    times, chosen = {}, dict(body.shapes)
+    times, chosen = {}, dict(body.shapes)  # product -> shape -> seconds, and key -> shape
     trials = _place_trials(body)
     candidates = {name: product_shapes(trial.products[0], rows, bool(trial.norms)) for name, trial in trials.items()}
     inputs = {
-        name: torch.randn(rows, len(trial.products[0].weight), device=tables.whose.device).to(dtype)
+        name: torch.randn(rows, len(trial.products[0].weight), device=tables.granule_models.device).to(dtype)
         for name, trial in trials.items()
     }
     _compile_products(((trials[name], inputs[name], candidates[name]) for name in trials), tables, early)
@@ -290,8 +299,8 @@ def tune_body(body: FusedBody, tables: RowTables, dtype: Any) -> BodyTrials:
         times[name] = {shape: total / len(trial.products) for shape, total in times_by_shape.items()}
         if not times[name]:
             raise StitchError(f"no tiles fit this GPU for the product {name} of {rows} rows; use another form")
-        product = trial.products[0]
-        key: Key = (*product.weight.shape, product.rank, rows, rows // len(tables.whose))
+        product = trial.products[0]  # the products of a place are equally large
+        key: Key = (*product.weight.shape, product.rank, rows, rows // len(tables.granule_models))
         chosen[key] = min(times[name], key=times[name].__getitem__)
         chosen_jobs.append((trial, inputs[name], [chosen[key]]))
     body.shapes = chosen
@@ -304,32 +313,33 @@ def tune_body(body: FusedBody, tables: RowTables, dtype: Any) -> BodyTrials:
 def _place_trials(body: FusedBody) -> dict[str, PlaceTrial]:
     """Name of a product in ``BodyLayer`` -> its trial."""
     layers = body.weights.layers
+    attention_norms, outer_norms = [layer.attention_norm for layer in layers], [layer.outer_norm for layer in layers]
     return {
-        "asked": PlaceTrial([layer.asked for layer in layers], [], gelu=False),
-        "mixed": PlaceTrial([layer.mixed for layer in layers], [layer.attended for layer in layers], gelu=False),
+        "qkv": PlaceTrial([layer.qkv for layer in layers], [], gelu=False),
+        "attention_out": PlaceTrial([layer.attention_out for layer in layers], attention_norms, gelu=False),
         "inner": PlaceTrial([layer.inner for layer in layers], [], gelu=True),
-        "outer": PlaceTrial([layer.outer for layer in layers], [layer.done for layer in layers], gelu=False),
+        "outer": PlaceTrial([layer.outer for layer in layers], outer_norms, gelu=False),
     }
 
 
 def product_shapes(product: SharedProduct, rows: int, summed: bool) -> list[TileShape]:
-    """The tiles to try for a product; if all make fewer than ``FEW`` programs, every tile that divides it.
+    """The tiles to try for a product of *rows* rows; if all make fewer than ``FEW`` programs, all that divide it.
 
-    *summed*: whether a norm follows that can add up parts.
+    *summed*: whether a norm follows that can add up parts, so that the depth may be split.
     """
     candidates = [*_fitting_tiles(product, rows, summed, FEW)] or [*_fitting_tiles(product, rows, summed, 1)]
-    return candidates or [PLAINEST] if product.fits(PLAINEST) else candidates
+    return [PLAINEST] if not candidates and product.fits(PLAINEST) else candidates
 
 
-def _fitting_tiles(product: SharedProduct, rows: int, summed: bool, few: int) -> Iterator[TileShape]:
-    """The tiles to try that divide the product and make at least *few* programs."""
+def _fitting_tiles(product: SharedProduct, rows: int, summed: bool, least: int) -> Iterator[TileShape]:
+    """The tiles to try that divide the product and make *least* programs or more; *summed*: as above."""
     if product.fits(LIBRARY):
         yield LIBRARY
     for parts in PARTS if summed else (1,):
         for shape in (candidate._replace(parts=parts) for candidate in PRODUCT_SHAPES):
             programs = -(-rows // shape.tall) * product.weight.shape[1] // shape.wide * parts
-            large = shape.tall * shape.wide >= 128 * 128 and parts == 1
-            if product.fits(shape) and shape.tall < 2 * rows and (programs <= MANY or large) and programs >= few:
+            is_large = shape.tall * shape.wide >= 128 * 128 and parts == 1  # it reads little for each of its values
+            if product.fits(shape) and shape.tall < 2 * rows and least <= programs and (programs <= MANY or is_large):
                 yield shape
                 if product.rank and shape.tall >= MIXED:
                     yield shape._replace(before=True)
@@ -338,7 +348,7 @@ def _fitting_tiles(product: SharedProduct, rows: int, summed: bool, few: int) ->
 def _compile_products(
     jobs: Iterable[tuple[PlaceTrial, Tensor, Sequence[TileShape]]], tables: RowTables, early: Early
 ) -> None:
-    """Compile the kernels of all candidates; a job is a trial, its input and its tiles."""
+    """Compile the kernels of all candidates; *jobs*: trials, each with its input and tiles."""
     from weft_stitch.running.body_kernels import product_kernel
 
     def compile_one(trial: PlaceTrial, x: Tensor, shape: TileShape) -> None:
@@ -353,7 +363,7 @@ def _compile_products(
 def _body_seconds(body: FusedBody, tables: RowTables, modes: Sequence[Early]) -> dict[Early, float]:
     """Launch mode -> seconds of the whole body."""
     longest, times = int(tables.lengths.max()), {}
-    for body.early in modes:  # the calls of *body* read the mode
+    for body.early in modes:  # calls of *body* use the mode in this attribute
         run = partial(body, torch.zeros_like(tables.positions), tables, longest)
         times[body.early] = min(replay_seconds(run, repeats=2) for _ in range(2))
     return times

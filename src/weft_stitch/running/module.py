@@ -1,6 +1,7 @@
 """A graph that runs in torch: ``StitchedModule``, and ``Captured``, the same replayed as one CUDA graph.
 
-``FusedConv`` is a layer of all tasks in one step; on CUDA it is one kernel (``kernel``).
+``FusedConv`` is a layer of all tasks in one step; on CUDA it is one kernel (``kernel``), which reads weights as
+``packing`` lays them out. There, each task's values have their channels in *columns*, in an order of the task's own.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def plain(
     patches, (out_height, out_width) = _unfold(packed, x)
     taps = packed.window.kernel[0] * packed.window.kernel[1]
     y = np.zeros((len(patches), packed.outputs), np.float32)
-    # one tile per task and output block: no limit to its positions and channels
+    # one tile per task and output block, without a limit to its positions and channels, and without a rider
     for fields in packed.tiles([row_count * out_height * out_width for row_count in rows], 1 << 30, 1 << 30):
         tile = Tile(*(int(field) for field in fields[: len(Tile._fields)]))
         k, channel = np.arange(tile.depth), tile.skip + np.arange(tile.width)
@@ -56,7 +57,7 @@ def plain(
 
 def _weight_places(packed: PackedLayer, tile: Tile, k: Array, taps: int) -> tuple[Array, Array]:
     """For each input column *k*, the index at which its weights begin (-1: none), and the distance from tap to tap."""
-    if packed.by_table:
+    if packed.by_table:  # the table has both divided by the alignment
         weight_start, tap_stride = packed.places.reshape(2, -1)[:, tile.table + k]
         return np.where(weight_start < 0, -1, weight_start * packed.align), tap_stride * packed.align
     in_second_run = k >= tile.second_column
@@ -117,11 +118,11 @@ class FusedConv(torch.nn.Module):
     """Convolve, scale, shift, add a residual and activate, for all tasks' rows; [rows, columns, height, width]."""
 
     def __init__(self, packed: PackedLayer, rows: Sequence[int], activation: Activation, *tables: Array) -> None:
-        """*rows*: the rows of each task. *tables*: packed weights, scale and shift."""
+        """*rows*: the number of rows of each task. *tables*: packed weights; scale and shift, [task, output column]."""
         super().__init__()
         self.packed, self.rows, self.activation = packed, tuple(rows), activation
         self.shape = Shape(64, 32, 32)
-        self.reuses = False
+        self.overwrites_residual = False
         """Whether the output may be written over the residual, which no other step needs."""
         self._tables: dict[Any, tuple[Tensor, ...]] = {}
         """Number of positions and tile sizes -> tables of tiles, places and lines on the device."""
@@ -131,23 +132,23 @@ class FusedConv(torch.nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor | None = None, *, into: Tensor | None = None, keep: bool = False
     ) -> Tensor:
-        """The layer's output.
+        """The layer's output: [rows, columns, height, width], as *x* and *residual*.
 
         *into*: memory for it, used if it is in channels-last order. *keep*: do not write over the residual.
         """
         x_last = x.permute(0, 2, 3, 1).contiguous()
         residual_last = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
-        target = residual_last if self.reuses and not keep else None
+        target = residual_last if self.overwrites_residual and not keep else None
         if into is not None and into.dtype == x.dtype and into.permute(0, 2, 3, 1).is_contiguous():
             target = into.permute(0, 2, 3, 1)
-            if self.packed.ragged:
+            if self.packed.ragged:  # no tile writes the columns behind a task's shorter rows
                 target.zero_()
-        y = self.launch(x_last, residual_last, target) if x.is_cuda else self.plainly(x_last, residual_last)
+        y = self.launch(x_last, residual_last, target) if x.is_cuda else self.run_plain(x_last, residual_last)
         if target is not None and y is not target:  # the plain twin does not write into a target
             y = target.copy_(y)
         return y.permute(0, 3, 1, 2)
 
-    def plainly(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def run_plain(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer by the numpy twin of the kernel: [rows, height, width, columns] in and out."""
         inputs, weights, scale, shift = (
             tensor.float().cpu().numpy() for tensor in (x, self.weights, self.scale, self.shift)
@@ -172,14 +173,14 @@ class FusedConv(torch.nn.Module):
         return y
 
     @property
-    def narrow(self) -> int:
-        """Columns of the tiles' riders (see ``PackedLayer.tiles``), a power of two from 16; 0 if they are too wide."""
+    def rider_width(self) -> int:
+        """Columns of a rider (``PackedLayer.tiles``): a power of two from 16; 0 if that is over half a tile's width."""
         width = max(16, 1 << (self.packed.widest_rider - 1).bit_length()) if self.packed.widest_rider else 0
         return width if 2 * width <= self.shape.wide else 0
 
     def tables(self, positions: int, device: Any) -> tuple[Tensor, ...]:
         """Tables of tiles, places and lines on *device*, for *positions* output positions per row."""
-        tile_size = (self.shape.tall, self.shape.wide, self.narrow)
+        tile_size = (self.shape.tall, self.shape.wide, self.rider_width)
         key = (positions, tile_size, device)
         if key not in self._tables:
             tiles = self.packed.tiles([rows * positions for rows in self.rows], *tile_size)
@@ -193,7 +194,7 @@ class FusedConv(torch.nn.Module):
         self._tables.clear()
 
     def arguments(self, x: Tensor, tables: Sequence[Tensor], residual: Tensor | None, y: Tensor) -> tuple[Any, ...]:
-        """The arguments of a launch; without a residual, *y* stands in for its pointer, which is not read."""
+        """The arguments of a launch; without a residual, the output *y* stands in for it, and is not read as such."""
         packed, (tiles, places, lines) = self.packed, tables
         return (
             x, self.weights, places, lines, tiles, self.scale, self.shift, y if residual is None else residual, y,
@@ -213,7 +214,7 @@ class FusedConv(torch.nn.Module):
             ALIGN=packed.align, INPUT_ALIGN=packed.input_align,
             FLAT=shape.flat, DEPTH=packed.depth if shape.flat else 0,
             PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
-            TALL=shape.tall, WIDE=shape.wide, DEEP=shape.deep, NARROW=self.narrow,
+            TALL=shape.tall, WIDE=shape.wide, DEEP=shape.deep, NARROW=self.rider_width,
             num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
 
@@ -221,12 +222,8 @@ class FusedConv(torch.nn.Module):
 def fused_conv(step: GraphStep, constants: Mapping[str, Array]) -> FusedConv:
     """The module of a step ``FusedConv``."""
     attributes = step.attributes
-    return FusedConv(
-        attributes["packed"],
-        attributes["rows"],
-        attributes["activation"],
-        *(constants[name] for name in step.inputs[1:4]),
-    )
+    tables = [constants[name] for name in step.inputs[1:4]]  # weights, scale, shift
+    return FusedConv(attributes["packed"], attributes["rows"], attributes["activation"], *tables)
 
 
 MODULES = {"FusedConv": fused_conv}
@@ -266,10 +263,12 @@ class StitchedModule(torch.nn.Module):
     """Runs the steps of *graph* in torch; inputs and outputs are those of the graph, in order."""
 
     def __init__(self, graph: Graph, *, device: Any = "cpu", dtype: Any = None, channels_last: bool = False) -> None:
+        """*dtype*: to which weights are converted; None: they stay as they are."""
         super().__init__()
         self.graph = graph
         self.channels_last, self.dtype = channels_last, dtype
         self._buffer_names: dict[str, str] = {}
+        """Constant of the graph -> name of the module's buffer."""
         self._unshared_tensors = _unshared_tensors(graph)
         self._calls = [
             self._ready_step(step, forget) for step, forget in zip(graph.steps, _last_uses(graph), strict=True)
@@ -296,7 +295,7 @@ class StitchedModule(torch.nn.Module):
         end: int | None = None,
         into: Mapping[str, Tensor] = _NO_BUFFERS,
     ) -> dict[str, Any]:
-        """Run steps *start* to *end*; return by name all tensors that later steps or the caller need.
+        """Run steps *start* to *end* (exclusive); return by name all tensors that later steps or the caller need.
 
         *given*: the tensors that these steps read, which are kept. *into*: memory for some outputs, used by the steps
         that can write there.
@@ -305,7 +304,7 @@ class StitchedModule(torch.nn.Module):
         tensors.update(given)
         for call in self._calls[start:end]:
             arguments = [tensors[argument] if isinstance(argument, Name) else argument for argument in call.arguments]
-            if isinstance(call.function, torch.nn.Module):
+            if isinstance(call.function, torch.nn.Module):  # a FusedConv
                 keep = any(argument in given for argument in call.arguments)
                 result = call.function(*arguments, into=into.get(call.outputs[0]), keep=keep)
             else:
@@ -337,7 +336,7 @@ class StitchedModule(torch.nn.Module):
             module = MODULES[step.op](step, self.graph.constants)
             self.add_module(f"step_{len(self._modules)}", module)
             tensors = tuple(Name(name) for name in step.inputs if name and name not in self.graph.constants)
-            module.reuses = self._may_reuse(tensors, forget)
+            module.overwrites_residual = self._may_overwrite_residual(tensors, forget)
             return ReadyStep(module, tensors, step.outputs, forget)
         if step.op == "Island":
             return ReadyStep(step.attributes["payload"].run, tuple(map(Name, step.inputs)), step.outputs, forget)
@@ -347,13 +346,16 @@ class StitchedModule(torch.nn.Module):
                 f"{step.layer or step.outputs[0]}: the operator {step.op} does not run in torch; run it as ONNX"
             )
         arguments = [self._argument(step, index, name) for index, name in enumerate(step.inputs)]
-        # indices of a stitched Gather are never negative, so that no kernel has to check them
+        # StackRows converts to the module's type; from_zero: the indices of a stitched Gather are never negative
         settings: Mapping[str, Any] = {"StackRows": {"dtype": self.dtype}, "Gather": {"from_zero": 1}}.get(step.op, {})
         bound = _bind(function, {**step.attributes, **settings}, len(step.outputs))
         return ReadyStep(bound, tuple(arguments), step.outputs, forget)
 
-    def _may_reuse(self, tensors: tuple[Name, ...], forget: tuple[str, ...]) -> bool:
-        """Whether a step may write over its residual, the second of *tensors*: not if that is its input as well."""
+    def _may_overwrite_residual(self, tensors: tuple[Name, ...], forget: tuple[str, ...]) -> bool:
+        """Whether a step may write over its residual, the second of *tensors*: not if that is its input as well.
+
+        *forget*: tensors that no later step reads.
+        """
         source, *residual = tensors
         return (
             residual != [] and residual[0] != source and residual[0] in forget and residual[0] in self._unshared_tensors

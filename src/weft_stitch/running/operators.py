@@ -29,7 +29,7 @@ def meaning(op: str) -> Meaning | None:
 def stack_rows(t: TorchNode, *parts: Tensor) -> Tensor:
     """Concatenate the rows of *parts* in channels-last order, with zero channels up to the attribute ``columns``.
 
-    The attribute ``dtype`` is the type of the result; None: that of the parts.
+    *t* has the attributes; ``dtype`` is the type of the result, None: that of the parts.
     """
     joined = torch.cat(parts) if len(parts) > 1 else parts[0]
     rows, channels, height, width = joined.shape

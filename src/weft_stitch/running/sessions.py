@@ -24,11 +24,11 @@ from weft_stitch.graph_steps import plain_graph
 from weft_stitch.lowering import port_name
 from weft_stitch.net import Net
 from weft_stitch.onnx_writer import to_onnx
-from weft_stitch.reading.onnx_source import COARSE
+from weft_stitch.reading.onnx_source import HALF_TYPES
 
 
 class GraphRunner:
-    """A graph loaded in ONNX Runtime, with random inputs; a call runs it once."""
+    """A graph loaded in ONNX Runtime, with random inputs of *rows* rows where sizes are open; a call runs it once."""
 
     def __init__(self, graph: Graph, *, threads: int = 1, rows: int = 1) -> None:
         self._name = graph.name
@@ -45,9 +45,10 @@ class GraphRunner:
 
 
 def load_session(source: Path | bytes, threads: int, title: str, *, optimise: bool) -> Any:
-    """Load a graph or a model's file; ``StitchError``, which calls it *title*, if ONNX Runtime cannot.
+    """Load a graph or a model's file; ``StitchError`` if ONNX Runtime cannot.
 
-    *optimise*: let ONNX Runtime rewrite the graph.
+    *source*: the file, or the bytes of the graph. *title*: its name in the message. *optimise*: let ONNX Runtime
+    rewrite the graph.
     """
     try:
         return open_session(source, threads, optimise=optimise)
@@ -61,10 +62,10 @@ def graph_session(graph: Graph, threads: int, *, optimise: bool) -> Any:
 
 
 def run_session(session: Any, names: Sequence[str] | None, feed: Mapping[str, Array], title: str) -> list[Array]:
-    """The outputs *names* (None: all) for the inputs *feed*; ``StitchError`` if the run fails."""
+    """The outputs *names* (None: all) for the inputs *feed*; ``StitchError``, with the name *title*, if a run fails."""
     try:
         outputs: list[Array] = session.run(names, feed)
-    except Exception as error:  # as when loading
+    except Exception as error:  # of unrelated kinds, as when loading
         raise StitchError(f"{title} cannot be run by ONNX Runtime: {first_line(error)}") from error
     return outputs
 
@@ -80,13 +81,14 @@ def race(
 ) -> dict[str, Turns]:
     """Time contenders in turns; a contender is one graph, or several that run one after another.
 
-    *rows*: taken for sizes known only at run time. Returns wall and processor seconds of every round.
+    *contenders*: by name. *rows*: the value of sizes that are known only at run time. Returns wall and processor
+    seconds of every round.
     """
     if rounds < 1:
         raise StitchError(f"{rounds} rounds measure nothing; run at least 1")
     runners = [[GraphRunner(graph, threads=threads, rows=rows) for graph in graphs] for graphs in contenders.values()]
     measures = [partial(_wall_and_busy_s, runs, clock) for runs in runners]
-    times = measure_in_turns(measures, rounds, warm_ups=warm_ups)
+    times = measure_in_turns(measures, rounds, warm_ups=warm_ups)  # for each contender, a pair of seconds per round
     return {name: Turns(*zip(*pairs, strict=True)) for name, pairs in zip(contenders, times, strict=True)}
 
 
@@ -105,9 +107,10 @@ class GraphTimer:
     rounds: int = 10
     warm_ups: int = 2
     rows: int = 1
-    """Taken for a size that is known only at run time."""
+    """The value of a size that is known only at run time."""
 
     def seconds(self, graphs: Sequence[Graph]) -> list[float]:
+        """The seconds of each graph: of a processor with one thread, else of the wall clock."""
         contenders = {str(number): [graph] for number, graph in enumerate(graphs)}
         results = race(contenders, rounds=self.rounds, warm_ups=self.warm_ups, threads=self.threads, rows=self.rows)
         return [min(times.busy if self.threads == 1 else times.seconds) for times in results.values()]
@@ -137,7 +140,7 @@ class Difference(NamedTuple):
     """
     output: str
     """The graph's name of the output."""
-    coarse: float = 0.0
+    rounding_difference: float = 0.0
     """The largest difference to models in half precision, or with rounding, as their files compute."""
 
     def require(self, allowed: float) -> None:
@@ -150,16 +153,12 @@ class Difference(NamedTuple):
 
 
 def largest_difference(
-    graph: Graph,
-    family: Family,
-    sources: Sequence[Path | None],
-    rows: Sequence[int],
-    *,
-    threads: int = 1,
+    graph: Graph, family: Family, sources: Sequence[Path | None], rows: Sequence[int], *, threads: int = 1
 ) -> Difference:
-    """Run *graph* and its models on the same random inputs; *rows* are multiples of each model's batch.
+    """Run *graph* and its models on the same random inputs; return by how much outputs differ.
 
-    *sources*: the models' files, which ONNX Runtime runs as they are; None: the net as it was read.
+    *sources*: the models' files, which ONNX Runtime runs as they are; None: the net as it was read. *rows*: for each
+    model, its number of rows, a multiple of its batch.
     """
     rng = np.random.default_rng(0)
     feeds = [
@@ -167,22 +166,25 @@ def largest_difference(
         for net, count in zip(family.nets, rows, strict=True)
     ]
     outputs = _stitched_answers(graph, family, feeds, threads)
-    worst, coarse = Difference(0.0, ""), 0.0
+    worst, from_files = Difference(0.0, ""), 0.0
     for task, (net, source) in enumerate(zip(family.nets, sources, strict=True)):
         # a file in half precision rounds by itself: the graph is judged by the net in float32, and the difference to
-        # the file is reported as *coarse*
-        reference = None if net.stored in COARSE else source
+        # the file is reported in addition
+        reference = None if net.stored in HALF_TYPES else source
         for port, expected in zip(net.outputs, _answers_alone(net, reference, feeds[task], threads), strict=True):
             name = port_name(family, task, port)
             worst = max(worst, Difference(relative_difference(outputs[name], expected), name))
         if source != reference:
             for port, expected in zip(net.outputs, _answers_alone(net, source, feeds[task], threads), strict=True):
-                coarse = max(coarse, relative_difference(outputs[port_name(family, task, port)], expected))
-    return worst._replace(coarse=coarse)
+                from_files = max(from_files, relative_difference(outputs[port_name(family, task, port)], expected))
+    return worst._replace(rounding_difference=from_files)
 
 
 def tied_rows(net: Net, close: float, *, threads: int = 1) -> str:
-    """The reason why *net* cannot take any number of rows; empty if no answer depends on the other rows of a batch."""
+    """The reason why *net* cannot take any number of rows; empty if no answer depends on the other rows of a batch.
+
+    *close*: the relative difference up to which answers are equal.
+    """
     rng = np.random.default_rng(0)
     feed = {port.name: _draw_input(rng, (_CHECKED_BATCHES * net.batch, *port.shape), net) for port in net.inputs}
     separate = _answers_alone(net, None, feed, threads)
@@ -193,13 +195,13 @@ def tied_rows(net: Net, close: float, *, threads: int = 1) -> str:
     except StitchError:
         return f"runs with the number of rows in its file ({net.batch}) only"
     tied = (name for name, *pair in zip(names, together, separate, strict=True) if relative_difference(*pair) > close)
-    return next((f"answers a row by the rows beside it in {name}" for name in tied), "")
+    return next((f"needs the other rows of a batch for its output {name}" for name in tied), "")
 
 
 def _draw_input(rng: np.random.Generator, shape: tuple[int, ...], net: Net) -> Array:
-    """Random numbers that half precision can represent if the model is in half precision."""
+    """Random numbers, which half precision can represent if the model is in half precision."""
     drawn = rng.standard_normal(shape, np.float32)
-    return drawn.astype(np.float16).astype(np.float32) if net.stored in COARSE else drawn
+    return drawn.astype(np.float16).astype(np.float32) if net.stored in HALF_TYPES else drawn
 
 
 def _stitched_answers(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int) -> dict[str, Array]:
@@ -218,7 +220,7 @@ def _answers_alone(net: Net, source: Path | None, feed: Feed, threads: int) -> l
     """The outputs of the separate model, computed batch by batch; *source*: its file, or None for the net as read."""
     session = None if source is None else load_session(source, threads, source.name, optimise=False)
     types = {port.name: port.type for port in session.get_inputs()} if session else {}
-    if session is None or not all(kind in _FEED_TYPES for kind in types.values()):
+    if session is None or not all(input_type in _FEED_TYPES for input_type in types.values()):  # run the net as read
         session, types = graph_session(plain_graph(net), threads, optimise=False), {}
     names = [port.name for port in net.outputs]
     batch_outputs = []
@@ -236,7 +238,10 @@ def _batches(feed: Feed, rows: int) -> Iterator[Feed]:
 
 
 def relative_difference(actual: Array, wanted: Array) -> float:
-    """The largest difference relative to the largest number; infinite if shapes differ, or only one array is finite."""
+    """The largest difference, relative to the largest finite number of *wanted*; 0 between equal infinities or NaN.
+
+    Infinite if the shapes differ, or if only one of two numbers is finite.
+    """
     if actual.shape != wanted.shape:
         return np.inf
     same = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
@@ -246,4 +251,5 @@ def relative_difference(actual: Array, wanted: Array) -> float:
     if not bool(np.isfinite(differences).all()):
         return np.inf
     numbers = np.abs(wanted[np.isfinite(wanted)])
-    return float(differences.max() / max(float(numbers.max(initial=0.0)), np.finfo(np.float32).tiny))
+    largest = max(float(numbers.max(initial=0.0)), np.finfo(np.float32).tiny)  # never zero
+    return float(differences.max() / largest)

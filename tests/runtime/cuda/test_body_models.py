@@ -175,7 +175,7 @@ def test_what_is_there_already_is_not_learned(
     with pytest.raises(NotLearned):
         opened(more, FOUR, device, tmp_path / "cache", learn=False)
     first = opened(file, FOUR, device)
-    with pytest.raises(NotLearned, match="no body is there that it fits"):
+    with pytest.raises(NotLearned, match="no loaded body fits it"):
         opened(stitched(files[1:3], tmp_path / "others.onnx"), FOUR, device, learn=False)
     with monkeypatch.context() as patched, pytest.raises(NotLearned, match="has no room for it"):
         patched.setattr(body_serving, "check", None)  # nobody comes to compare it
@@ -200,7 +200,7 @@ def test_bodies_may_come_while_one_is_looked_for(file: Path, monkeypatch: pytest
             return b""
 
     monkeypatch.setattr(body_file, "BODIES", WeakSet([first := DeviceBody(device, Meanwhile(), None)]))
-    with pytest.raises(NotLearned, match="no body is there"):
+    with pytest.raises(NotLearned, match="no loaded body"):
         opened(file, FOUR, device, learn=False)
     assert come and first.device is device
 
@@ -312,7 +312,7 @@ def test_tiles_that_were_found_are_kept_and_lent(file: Path, monkeypatch: pytest
 
     def shaped(ladder: BodyLadder, rows: int, *, enough: bool) -> FusedBody:
         body, rung = FusedBody(weights), ladder.rung(rows, lambda run: run)
-        ladder._set_tiles(body, rung.layout.parts(rung.numbers).tables, lambda: enough)
+        ladder._set_tiles(body, rung.layout.views(rung.numbers).tables, lambda: enough)
         return body
 
     assert shaped(ladder, 64, enough=True).shapes, "the first is always looked for"
@@ -369,7 +369,7 @@ def test_heads_that_are_nearly_the_first_models_are_named(
 
 def test_models_with_exits_are_run_by_onnx_runtime(tmp_path: Path) -> None:
     leaving = [with_exit(path, 3, at) for at, path in enumerate(tiny_encoders(tmp_path))]
-    assert "do not answer by one and the same step" in on_host(stitched(leaving, tmp_path / "body.onnx"))
+    assert "do not all have one output, of the same step" in on_host(stitched(leaving, tmp_path / "body.onnx"))
 
 
 @pytest.mark.parametrize("reason", ["torch", "pip install 'weft[stitch]'", "bf16", "triton"])

@@ -38,7 +38,7 @@ from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 from weft_stitch.on_device import fused_file
 
-SAME = "in the form fused: a row of each model takes 1 ms so, and 1 with ONNX Runtime"
+SAME = "in the form fused: a row of each model takes 1 ms fused, 1 ms with ONNX Runtime"
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_the_quicker_way_is_taken(file: Path, fused_s: float) -> None:
     found = prepare_on(Said(fused_s, 2e-3), file, LoadOptions(max_batch=1))
     assert is_fused(found) == (fused_s < 2e-3)
     how = "in the form fused" if fused_s < 2e-3 else "not in the form fused"
-    told = f"{how}: a row of each model takes {1e3 * fused_s:.3g} ms so, and 2 with ONNX Runtime"
+    told = f"{how}: a row of each model takes {1e3 * fused_s:.3g} ms fused, 2 ms with ONNX Runtime"
     assert found.remarks[0] == told
 
 

@@ -127,7 +127,7 @@ class CpuLane(LaneDefaults):
     def __init__(
         self, index: int, now: Callable[[], int], core: int | None = None, scratch: ScratchMemory | None = None
     ) -> None:
-        """now: the clock in ns. core: the thread is pinned to it. scratch: shared by lanes; None: of this lane alone."""
+        """now: the clock in ns. core: the thread is pinned to it. scratch: shared by lanes; None: of this lane."""
         self._now, self._scratch = now, scratch or ScratchMemory(now)
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._options, self._stopped = ort.RunOptions(), False
