@@ -119,5 +119,5 @@ def test_files_that_cannot_be_are_refused(tmp_path: Path) -> None:
     raw = gpu.model_dump(mode="json")
     raw["models"]["llm7b-b1"]["like"] = {}
     (tmp_path / "gpu.json").write_text(json.dumps(raw), "utf-8")
-    with pytest.raises(DeviceError, match="llm7b-b1 does not say what it is like"):
+    with pytest.raises(DeviceError, match="llm7b-b1 has no `like`"):
         read_host(tmp_path / "gpu.json")

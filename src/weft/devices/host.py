@@ -202,7 +202,7 @@ class Host(BaseModel, extra="forbid", frozen=True):
                 if other not in self.models:
                     raise ValueError(f"{name} loses speed to {other!r}, which is not among the models")
             if self.gpu and not model.like:
-                raise ValueError(f"{name} does not say what it is like, and gpu says that models share it")
+                raise ValueError(f"{name} has no `like` (its behaviour on shares), and `gpu` says that models share it")
         return self
 
     def __hash__(self) -> int:

@@ -233,8 +233,8 @@ def region_parts(tensors: Iterable[tuple[str, Mapping[str, object]]], kind: str)
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def checked_integer(value: object, what: str, least: int = 0) -> int:
-    """Return *value* if it is an integer of at least *least*; *what* begins the message of the BadRequest."""
+def checked_integer(value: object, what: str, least: int = 0, unit: str = " of bytes") -> int:
+    """Return *value* if it is an integer from *least*; *what* and *unit* are for the message of the BadRequest."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST_BYTES:
-        raise BadRequest(f"{what} must be a whole number of bytes from {least}, not {value!r:.64}")
+        raise BadRequest(f"{what} must be a whole number{unit} from {least}, not {value!r:.64}")
     return value

@@ -222,7 +222,7 @@ class CudaMemory(Regions[CudaRegion]):
 
     def open_region(self, name: str, parameters: Mapping[str, object], byte_size: int) -> CudaRegion:
         """Create a region of GPU memory from ``device_id`` and ``raw_handle``; BadRequest for a GPU without models."""
-        device = checked_integer(parameters.get("device_id", 0), f"region {name!r}: device_id")
+        device = checked_integer(parameters.get("device_id", 0), f"region {name!r}: device_id", unit="")
         if device not in self._devices:
             devices = ", ".join(map(str, self._devices))
             raise BadRequest(f"region {name!r} lies on GPU {device}, and models run on GPU {devices}")
