@@ -338,7 +338,7 @@ def test_a_region_of_a_gpu_is_kept_by_its_handle_and_written_by_who_has_the_gpu(
         ({"raw_handle": bytes(64), "byte_size": 8, "device_id": 1}, "lies on GPU 1, and models run on GPU 0"),
         (
             {"raw_handle": bytes(64), "byte_size": 8, "device_id": "0"},
-            "device_id must be a whole number from 0, not '0'",
+            "device_id must be a whole number from 0",
         ),
         ({"raw_handle": bytes(64), "byte_size": 0}, "byte_size must be a whole number of bytes from 1"),
     ],
