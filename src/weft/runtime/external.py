@@ -65,10 +65,8 @@ LARGEST_MODEL_BYTES = (1 << 31) - 1
 class ExternalTensor(NamedTuple):
     """A tensor whose data is in a file beside the model."""
 
-    tensor: TensorProto
-    """All but its data."""
-    replaceable: bool
-    """Whether it is a weight of the main graph, which a session can be given."""
+    tensor: TensorProto  # all but its data
+    replaceable: bool  # whether it is a weight of the main graph, which a session can be given
     file: Path
     offset: int
     size: int

@@ -257,9 +257,7 @@ class DeviceModel(BlueprintModel):
         runner = self._device_segments[segment]
         self._device.run_uncaptured(lambda: values.update(runner.run_uncaptured(values)))
         self._device.finish()
-        rows = sum(
-            part.values.rows if isinstance(part.values, UncapturedValues) else self._rows_in(part) for part in parts
-        )
+        rows = sum(p.values.rows if isinstance(p.values, UncapturedValues) else self._rows_in(p) for p in parts)
         if segment == len(self.segments) - 1:
             return StepOutput({}, {spec.name: runner.to_array(values[spec.name]) for spec in self.outputs})
         exit_name = self._exit_at.get(segment)

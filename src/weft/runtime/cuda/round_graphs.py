@@ -53,8 +53,7 @@ class RoundGraphs:
         self._model, self._run = model, run
         self._row_constants = _constants_of_rows(model)
         """Tensors that depend on the numbers of rows alone, and are read by nodes that compute with samples."""
-        self._values: dict[int, Sequence[Array]] = {}
-        """Rows of each task -> the values of these tensors."""
+        self._values: dict[int, Sequence[Array]] = {}  # rows of each task -> the values of these tensors
         self._concat_pads: dict[str, list[list[int]]] = {}
         """Output of a Concat of different sizes -> the padding of each input, before and behind for each axis."""
 

@@ -127,10 +127,8 @@ class IsolatingBackend(BackendDefaults):
         # Guards _groups, _model_counts and _past_counts: models are opened and closed on several threads.
         self._lock = threading.Lock()
         self._groups: dict[str, WorkerGroup] = {}
-        self._model_counts: dict[WorkerGroup, int] = {}
-        """Group -> number of models that it has or is about to have."""
-        self._past_counts = WorkerCounts(0, 0)
-        """Deaths and restarts in groups that were closed."""
+        self._model_counts: dict[WorkerGroup, int] = {}  # group -> number of models that it has or is about to have
+        self._past_counts = WorkerCounts(0, 0)  # deaths and restarts in groups that were closed
 
     def open(
         self,

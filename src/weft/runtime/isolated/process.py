@@ -212,14 +212,11 @@ class WorkerProcess:
         self._runs: dict[int, WorkerRun] = {}
         self._calls: dict[int, Future[Any]] = {}
         self._lanes: dict[int, LaneLine] = {}
-        self._freed: deque[int] = deque()
-        """Numbers of kept values that the worker has to be told to free."""
-        self._lent: set[int] = set()
-        """Numbers of the clients' regions that the worker has open."""
+        self._freed: deque[int] = deque()  # numbers of kept values that the worker has to be told to free
+        self._lent: set[int] = set()  # numbers of the clients' regions that the worker has open
         self._hello: Future[None] = Future()  # done when the worker has reported that it is ready
         self._closing, self._why = False, ""  # why: the reason for which it is being killed
-        self._blamed: WorkerRun | None = None
-        """The step that is that reason, if one is."""
+        self._blamed: WorkerRun | None = None  # the step that is that reason, if one is
         self._idle: threading.Event | None = None
         """Set when no step runs any more; the thread that drains the worker waits for it."""
         self._line, worker_end = packets.pair()
