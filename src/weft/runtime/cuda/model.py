@@ -153,10 +153,8 @@ class DeviceModel(BlueprintModel):
 
     def _rung_for(self, parts: list[BatchPart]) -> Rung | None:
         """The rung (captured batch size) for a new batch; None where its shapes or its size were not captured."""
-        captured, skipped = (
-            self.timing.warm_shapes or {},
-            1 if self.batching.batchable else 0,
-        )  # skipped: the rows' axis
+        # skipped: the axis of rows, if there is one.
+        captured, skipped = self.timing.warm_shapes or {}, 1 if self.batching.batchable else 0
         for part in parts:
             if any(array.shape[skipped:] != captured[name][skipped:] for name, array in part.values.items()):
                 return None
