@@ -186,7 +186,7 @@ def _tensors_inside(message: Message) -> Iterator[TensorProto]:
 def _tensors(data: Bytes, start: int, end: int, message: int, parent: int) -> Iterator[tuple[TensorProto, bool]]:
     """Yield the external tensors in the message from byte *start* to *end*, and whether each is a main graph's weight.
 
-    *message*, *parent*: the kind of that message (``_MODEL``, ...) and of the message that it is in. Other data is
+    *message*, *parent*: the kind of that message, such as ``_MODEL``, and of the message that it is in. Other data is
     skipped, so that a large file takes little time and memory.
     """
     fields_inside = list(fields(data, start, end))

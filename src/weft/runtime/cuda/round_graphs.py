@@ -127,7 +127,7 @@ def _submodel(model: OnnxModel, names: Sequence[str]) -> OnnxModel:
     graph = part.graph
     fill(graph.output, [declared(name) for name in names])
     prune(graph)
-    replace_nodes(graph, graph.node)
+    replace_nodes(graph, graph.node)  # removes weights that are no longer read
     read = {name for node in graph.node for name in node.input}
     fill(graph.input, [value for value in graph.input if value.name in read])
     return part

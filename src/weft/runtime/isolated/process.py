@@ -114,6 +114,7 @@ class WorkerRun:
     def __init__(
         self, worker: WorkerProcess, number: int, lane: IsolatingLane, model: WorkerModel, step: Step, ended: Ended
     ) -> None:
+        """number: of the step, unique among those of the worker."""
         self.worker, self.number, self.lane, self.model, self.step = worker, number, lane, model, step
         self._ended: Ended | None = ended
         self.began = worker.now()  # when it was sent, in ns
@@ -260,7 +261,7 @@ class WorkerProcess:
         with self._lock:
             if not self.death:
                 self._runs[run.number] = run
-        if self.death:
+        if self.death:  # it is never unset, so this run is not registered, or was failed
             run.fail(self.death_error())
             return run
         try:
