@@ -22,8 +22,7 @@ State = Literal["closed", "trying", "open"]
 class BreakerLimits:
     """When a breaker opens, and for how long."""
 
-    deaths: int = 5
-    """It opens after more deaths than this within ``within_s``, or in a row."""
+    deaths: int = 5  # it opens after more deaths than this within ``within_s``, or in a row
     within_s: float = 8.0
     pause_s: float = 10.0
     """The first pause; each failed trial doubles it, up to ``longest_pause_s``."""
@@ -38,16 +37,11 @@ class Breaker:
         # Protects all fields below. Readers test ``_until``, ``_in_a_row`` and ``_trying`` without it first: the common
         # case, a closed breaker, must cost nothing per request.
         self._lock = threading.Lock()
-        self._deaths: deque[int] = deque(maxlen=limits.deaths + 1)
-        """When the process died, the latest deaths only."""
-        self._in_a_row = 0
-        """Deaths since the last successful step."""
-        self._pause_ns = 0
-        """Length of the current or last pause; 0 after a successful trial."""
-        self._until = 0
-        """End of the pause, when the next request is tried; 0: the breaker is closed."""
-        self._trying = False
-        """Whether a trial is under way."""
+        self._deaths: deque[int] = deque(maxlen=limits.deaths + 1)  # when the process died, the latest deaths only
+        self._in_a_row = 0  # deaths since the last successful step
+        self._pause_ns = 0  # length of the current or last pause; 0 after a successful trial
+        self._until = 0  # end of the pause, when the next request is tried; 0: the breaker is closed
+        self._trying = False  # whether a trial is under way
         self.opened = 0
         """How often it opened."""
 

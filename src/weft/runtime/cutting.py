@@ -48,8 +48,7 @@ _GROWTH = 1.1
 class SeenTensor(NamedTuple):
     """A tensor inside a graph, as observed in a run."""
 
-    element_type: int
-    """Its type, as ONNX numbers them."""
+    element_type: int  # its type, as ONNX numbers them
     size_bytes: int
     shape: tuple[int, ...] = ()
 

@@ -46,10 +46,7 @@ class DeviceKind(Protocol):
         ...
 
     def called(self, name: str) -> str:
-        """What the device is called: its hardware model and software versions, which a plan stores and compares.
-
-        Empty if there is no such device.
-        """
+        """What it is called: hardware model and software versions, which a plan compares; empty: no such device."""
         ...
 
     def open(self, names: Sequence[str], limits: WorkerLimits, memory_bytes: int | None) -> Backend:

@@ -65,10 +65,8 @@ LARGEST_MODEL_BYTES = (1 << 31) - 1
 class ExternalTensor(NamedTuple):
     """A tensor whose data is in a file beside the model."""
 
-    tensor: TensorProto
-    """All but its data."""
-    replaceable: bool
-    """Whether it is a weight of the main graph, which a session can be given."""
+    tensor: TensorProto  # all but its data
+    replaceable: bool  # whether it is a weight of the main graph, which a session can be given
     file: Path
     offset: int
     size: int
@@ -188,7 +186,7 @@ def _tensors_inside(message: Message) -> Iterator[TensorProto]:
 def _tensors(data: Bytes, start: int, end: int, message: int, parent: int) -> Iterator[tuple[TensorProto, bool]]:
     """Yield the external tensors in the message from byte *start* to *end*, and whether each is a main graph's weight.
 
-    *message*, *parent*: the kind of that message (``_MODEL``, ...) and of the message that it is in. Other data is
+    *message*, *parent*: the kind of that message, such as ``_MODEL``, and of the message that it is in. Other data is
     skipped, so that a large file takes little time and memory.
     """
     fields_inside = list(fields(data, start, end))

@@ -82,8 +82,7 @@ class LaneTask:
 
     candidate: Candidate
     work: LaneWork
-    here: bool = False
-    """Whether it is computed on the engine's own thread."""
+    here: bool = False  # whether it is computed on the engine's own thread
     began: int | None = field(default=None, init=False)
     """When its lane began to compute it; None while it is queued."""
     run: StartedStep | None = field(default=None, init=False)
@@ -150,12 +149,9 @@ class Lane:
     tasks: list[LaneTask] = field(default_factory=list)
     """The running segment first, then those that are queued."""
     busy_ticks: int = 0  # of all its segments
-    free_since: int = 0
-    """When its last segment ended."""
-    leaving: bool = False
-    """Whether it accepts no more segments."""
-    replaced: bool = False
-    """Whether another lane has its place, because its segment overran."""
+    free_since: int = 0  # when its last segment ended
+    leaving: bool = False  # whether it accepts no more segments
+    replaced: bool = False  # whether another lane has its place, because its segment overran
 
     @property
     def task(self) -> LaneTask | None:

@@ -69,10 +69,8 @@ two or three are enough for all but damaged graphs."""
 class Seen(NamedTuple):
     """Tensors of one run, as observed."""
 
-    shapes: Mapping[str, Shape]
-    """Shapes of all computed tensors."""
-    values: Mapping[str, Array]
-    """Values of the tensors that were requested."""
+    shapes: Mapping[str, Shape]  # shapes of all computed tensors
+    values: Mapping[str, Array]  # values of the tensors that were requested
 
 
 class Runner(Protocol):
@@ -163,12 +161,10 @@ class _Run:
     feed: Feed
     owners: dict[str, Owners]
     """Tensor -> owners of its elements; a tensor without an entry depends on no sample."""
-    branches: list[bool] = field(default_factory=list)
-    """The branch that each If took."""
+    branches: list[bool] = field(default_factory=list)  # the branch that each If took
     varying: set[str] = field(default_factory=set)
     """In the body of a loop: tensors without owners whose values change from iteration to iteration."""
-    by_size: bool = False
-    """As in ``Verdict``."""
+    by_size: bool = False  # as in ``Verdict``
     weights: Mapping[str, OnnxTensor] = field(init=False)
     seen: Seen = field(init=False)
 

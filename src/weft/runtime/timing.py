@@ -100,10 +100,7 @@ def least_seconds(
     warm_ups: int = WARM_UPS,
     longest_s: float = inf,
 ) -> dict[str, float]:
-    """Name of each variant -> the least seconds of a round, which calls all runs of the variant in order.
-
-    rounds, warm_ups, longest_s: as for ``measure_in_turns``.
-    """
+    """Name of each variant -> the least seconds of a round, which calls all runs of the variant in order."""
     measures = [partial(mean_seconds, partial(run_all, runs), clock) for runs in variants.values()]
     seconds = measure_in_turns(measures, rounds, warm_ups=warm_ups, longest_s=longest_s)
     return {name: max(min(times), CLOCK_STEP_S) for name, times in zip(variants, seconds, strict=True)}

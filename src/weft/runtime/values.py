@@ -24,8 +24,7 @@ _CONTROL = frozenset({"If", "Loop"})
 class Fact(NamedTuple):
     """Whether a tensor depends on the values of the graph's inputs, and not only on their shapes."""
 
-    valued: bool = False
-    """Whether the tensor's values depend on them."""
+    valued: bool = False  # whether the tensor's values depend on them
     unshaped: bool = False
     """Whether the tensor's shape depends on them, too: it does not follow from the shapes of the inputs."""
 

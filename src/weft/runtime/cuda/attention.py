@@ -57,8 +57,7 @@ class _Heads(NamedTuple):
     """A tensor (samples, rows, heads * width) from which the heads of an attention are split off."""
 
     source: str
-    outer: tuple[Size, ...]
-    """Its sizes before the last: samples, and rows of each."""
+    outer: tuple[Size, ...]  # its sizes before the last: samples, and rows of each
     heads: int  # their number
     width: int  # columns of one head
 
@@ -75,8 +74,7 @@ class _Match(NamedTuple):
     values: _Heads
     scale: float  # factor of the scores before the softmax
     mask: str | None  # its name
-    end: OnnxNode
-    """The node that joins the heads."""
+    end: OnnxNode  # the node that joins the heads
 
 
 def with_attention(path: Path, folder: Path) -> Path:

@@ -74,8 +74,7 @@ class CompileLimits(NamedTuple):
 
     seconds: float
     memory_bytes: int
-    threads: int = 1
-    """Of all its processes together."""
+    threads: int = 1  # of all its processes together
 
     def processes(self, job: CompileJob) -> int:
         """How many batch sizes are compiled at the same time."""

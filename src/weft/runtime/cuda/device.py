@@ -54,10 +54,8 @@ class BorrowedTensor(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    source: Tensor
-    """The tensor's bytes, from which only the device copies."""
-    array: Callable[[], Array]
-    """Returns a copy of the tensor."""
+    source: Tensor  # the tensor's bytes, from which only the device copies
+    array: Callable[[], Array]  # returns a copy of the tensor
 
 
 def as_array(tensor: Array | BorrowedTensor) -> Array:

@@ -48,8 +48,7 @@ class CudaEngine:
         self.name = name
         self._device: Device | None = None
         self._lanes: list[CudaLane] = []
-        self._shares = False
-        """Whether lanes are shares of the device: a model was opened with that option."""
+        self._shares = False  # whether lanes are shares of the device: a model was opened with that option
 
     @property
     def device(self) -> Device:

@@ -112,10 +112,8 @@ class Gpu:
         # Sessions share a stream and its scratch memory, so they run one by one: in captures and in uncaptured steps.
         self.session_lock = threading.RLock()
         self._device = torch.device("cuda", index)
-        self._inward = torch.cuda.Stream()
-        """The stream for copies of inputs, of all lanes."""
-        self._pinned = set[int]()
-        """Addresses of registered host buffers."""
+        self._inward = torch.cuda.Stream()  # the stream for copies of inputs, of all lanes
+        self._pinned = set[int]()  # addresses of registered host buffers
         self._thread_lane = threading.local()  # the streams and the part of the lane that a thread works for
         self._lanes: dict[int, _LaneStreams] = {}
         self._cut: list[tuple[GpuCuts, list[Part], str]] = []
@@ -131,8 +129,7 @@ class Gpu:
         part: the part that the stream belongs to; None: the whole GPU.
         """
         self._sessions, self._session_part = stream, part
-        self._part_views: dict[int, Gpu] = {}
-        """Part -> the view of the GPU for the same model on that part."""
+        self._part_views: dict[int, Gpu] = {}  # part -> the view of the GPU for the same model on that part
         self._pool = torch.cuda.graph_pool_handle()
         """Scratch memory of graphs that are replayed one at a time, so that all of them can use the same memory."""
         self._pool_user = torch.cuda.CUDAGraph()  # torch keeps the pool as long as a graph uses it

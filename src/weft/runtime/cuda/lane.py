@@ -20,10 +20,8 @@ class Launched(NamedTuple):
 
     outputs: Sequence[StepOutput]
     computed: Mark  # reached when the work of the step has ended
-    answered: Mark
-    """Reached when the arrays of answers are complete."""
-    onward: bool
-    """Whether the next step can be started with its outputs before it has ended."""
+    answered: Mark  # reached when the arrays of answers are complete
+    onward: bool  # whether the next step can be started with its outputs before it has ended
 
 
 class Launching(Protocol):
@@ -46,8 +44,7 @@ class DeviceRun(NamedTuple):
     """A step that was handed to a lane."""
 
     onward: Sequence[StepOutput] | None
-    error: Exception | None = None
-    """Why the step was not started."""
+    error: Exception | None = None  # why the step was not started
 
     def stop(self) -> None:
         """Do nothing: work on a device cannot be stopped. It is short, and a worker that hangs is killed."""

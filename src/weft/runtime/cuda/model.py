@@ -153,10 +153,8 @@ class DeviceModel(BlueprintModel):
 
     def _rung_for(self, parts: list[BatchPart]) -> Rung | None:
         """The rung (captured batch size) for a new batch; None where its shapes or its size were not captured."""
-        captured, skipped = (
-            self.timing.warm_shapes or {},
-            1 if self.batching.batchable else 0,
-        )  # skipped: the rows' axis
+        # skipped: the axis of rows, if there is one.
+        captured, skipped = self.timing.warm_shapes or {}, 1 if self.batching.batchable else 0
         for part in parts:
             if any(array.shape[skipped:] != captured[name][skipped:] for name, array in part.values.items()):
                 return None
@@ -257,9 +255,7 @@ class DeviceModel(BlueprintModel):
         runner = self._device_segments[segment]
         self._device.run_uncaptured(lambda: values.update(runner.run_uncaptured(values)))
         self._device.finish()
-        rows = sum(
-            part.values.rows if isinstance(part.values, UncapturedValues) else self._rows_in(part) for part in parts
-        )
+        rows = sum(p.values.rows if isinstance(p.values, UncapturedValues) else self._rows_in(p) for p in parts)
         if segment == len(self.segments) - 1:
             return StepOutput({}, {spec.name: runner.to_array(values[spec.name]) for spec in self.outputs})
         exit_name = self._exit_at.get(segment)

@@ -53,11 +53,9 @@ class OnnxFile:
     path: Path
     options: LoadOptions
     folder: Path
-    allowance: Allowance
-    """The time limit for trial runs."""
+    allowance: Allowance  # the time limit for trial runs
     exits: tuple[str, ...] = ()
-    half: bool = False
-    """Whether it computes with floats of 16 bits."""
+    half: bool = False  # whether it computes with floats of 16 bits
     graph: OnnxModel = field(default_factory=empty_model)
     """The graph that is cut: optimised for the device."""
     tensors: dict[str, cutting.SeenTensor] = field(default_factory=dict)
@@ -218,9 +216,7 @@ class OnnxFile:
             session = open_on(self.device, path, channels_last=self.half)
             outputs: Sequence[Array] = session.run(None, {value.name: feed[value.name] for value in model.graph.input})
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
-            raise Unfit(
-                f"tensors that depend on its numbers of rows cannot be computed: {first_line(error)}"
-            ) from error
+            raise Unfit(f"what depends on its numbers of rows cannot be computed: {first_line(error)}") from error
         return outputs
 
     # The members of ``Divisible``

@@ -23,8 +23,7 @@ class Part(NamedTuple):
     sms: int
     streams: tuple[int, int]
     """Handles of a stream of low and a stream of high priority; graphs captured on either run on this part."""
-    context: Any
-    """The green context, which lives as long as it is referred to."""
+    context: Any  # the green context, which lives as long as it is referred to
     ended: Any
     """An event of this context, because events of other contexts cannot be recorded on its streams."""
 

@@ -81,8 +81,7 @@ class ModelPreparation:
     options: LoadOptions
     allowance: Allowance
     exits: tuple[str, ...] = ()
-    forced: Sequence[int] = ()
-    """Cuts that are made in any case: at its exits."""
+    forced: Sequence[int] = ()  # cuts that are made in any case: at its exits
     remarks: list[str] = field(default_factory=list)
 
     def built(self, blueprint: Blueprint, verdict: Verdict, wanted: dict[str, Array], free_before: int) -> DeviceModel:

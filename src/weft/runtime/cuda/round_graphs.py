@@ -53,8 +53,7 @@ class RoundGraphs:
         self._model, self._run = model, run
         self._row_constants = _constants_of_rows(model)
         """Tensors that depend on the numbers of rows alone, and are read by nodes that compute with samples."""
-        self._values: dict[int, Sequence[Array]] = {}
-        """Rows of each task -> the values of these tensors."""
+        self._values: dict[int, Sequence[Array]] = {}  # rows of each task -> the values of these tensors
         self._concat_pads: dict[str, list[list[int]]] = {}
         """Output of a Concat of different sizes -> the padding of each input, before and behind for each axis."""
 
@@ -128,7 +127,7 @@ def _submodel(model: OnnxModel, names: Sequence[str]) -> OnnxModel:
     graph = part.graph
     fill(graph.output, [declared(name) for name in names])
     prune(graph)
-    replace_nodes(graph, graph.node)
+    replace_nodes(graph, graph.node)  # removes weights that are no longer read
     read = {name for node in graph.node for name in node.input}
     fill(graph.input, [value for value in graph.input if value.name in read])
     return part

@@ -56,8 +56,7 @@ class Rung:
         self.tensors: dict[str, Tensor] = {}
         self._owners: dict[str, weakref.ref[DeviceValues]] = {}
         """Tensor -> the values of the batch that its content belongs to; weak, as values are freed with their batch."""
-        self._bound: list[Runnable] = []
-        """Sessions and their bindings, kept because captured graphs use their memory."""
+        self._bound: list[Runnable] = []  # sessions and their bindings, kept because captured graphs use their memory
         self._segments = segments
         # Sessions of its own: a session that meets other shapes would invalidate its captures.
         instances = [segment.new_instance(device) for segment in segments]

@@ -54,9 +54,7 @@ class DeviceWeights:
     def _add(self, weights: Sequence[OnnxTensor], folder: Path) -> None:
         """Upload weights; *folder*: where the files of their external data are."""
         arrays = [read_tensor(weight, folder) for weight in weights]
-        tensors = self.allocate(
-            [(array.shape, weight.data_type) for weight, array in zip(weights, arrays, strict=True)]
-        )
+        tensors = self.allocate([(a.shape, weight.data_type) for weight, a in zip(weights, arrays, strict=True)])
         for name, array, tensor in zip([weight.name for weight in weights], arrays, tensors, strict=True):
             self._device.fill(tensor, array)
             self._values[name] = self._device.as_ort_value(tensor)

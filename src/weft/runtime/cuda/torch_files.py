@@ -59,8 +59,7 @@ class _BoundProgram(NamedTuple):
     program: PieceRunner
     piece: Any
     sources: Mapping[str, Any]  # its inputs by name
-    targets: Mapping[str, Any]
-    """The memory of its outputs, by name."""
+    targets: Mapping[str, Any]  # the memory of its outputs, by name
 
     def run(self) -> None:
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):

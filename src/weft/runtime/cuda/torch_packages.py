@@ -30,8 +30,7 @@ class _BoundPackage(NamedTuple):
 
     run_package: Callable[[list[Any]], Sequence[Any]]
     sources: Sequence[Any]  # its inputs in order
-    targets: Sequence[Any]
-    """The memory of its outputs, in order."""
+    targets: Sequence[Any]  # the memory of its outputs, in order
 
     def run(self) -> None:
         with torch.inference_mode(), float32_is_float32():
@@ -53,10 +52,8 @@ def open_package(folder: Path, device: int) -> Any:
     (code,) = folder.glob("*.so")
     if device < 0:
         return torch._C._aoti.AOTIModelContainerRunnerCpu(str(code), RUNS_AT_A_TIME)
-    device_name, single_threaded = f"cuda:{device}", True
-    return torch._C._aoti.AOTIModelContainerRunnerCuda(
-        str(code), RUNS_AT_A_TIME, device_name, str(folder), single_threaded
-    )
+    name, single_threaded = f"cuda:{device}", True
+    return torch._C._aoti.AOTIModelContainerRunnerCuda(str(code), RUNS_AT_A_TIME, name, str(folder), single_threaded)
 
 
 class PackagedSegment:
@@ -72,8 +69,7 @@ class PackagedSegment:
         self.weights = DeviceWeights(device)
         self._device, self._folder, self._manifest, self._converted = device, folder, manifest, converted
         self._tensors = self._upload_weights()
-        self._packages: dict[tuple[tuple[int, ...], ...], Any] = {}
-        """Shapes of the inputs -> the package for them."""
+        self._packages: dict[tuple[tuple[int, ...], ...], Any] = {}  # shapes of the inputs -> the package for them
         self._module: tuple[Any, Any] = (None, None)
         """The last shapes without a package, and the module that was made for them."""
 

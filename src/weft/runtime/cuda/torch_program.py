@@ -41,10 +41,8 @@ class ProgramTensor(NamedTuple):
 
     name: str
     dtype: Any
-    shape: tuple[int | str, ...]
-    """Sizes; a name where a size is free."""
-    node: str
-    """The name of its node in the program."""
+    shape: tuple[int | str, ...]  # sizes; a name where a size is free
+    node: str  # the name of its node in the program
 
 
 class NodeStep(NamedTuple):

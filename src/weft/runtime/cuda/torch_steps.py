@@ -20,8 +20,7 @@ class TorchStep(NamedTuple):
     operator: str  # its ONNX name
     function: Meaning
     context: TorchNode
-    arguments: tuple[Any, ...]
-    """Names of tensors, tuples of numbers, and None for inputs left out."""
+    arguments: tuple[Any, ...]  # names of tensors, tuples of numbers, and None for inputs left out
     numbers: tuple[int, ...]
     """Indices of the arguments that the function takes as tuples of numbers."""
     outputs: tuple[str, ...]

@@ -11,7 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from weft.base.errors import ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
@@ -127,10 +127,8 @@ class IsolatingBackend(BackendDefaults):
         # Guards _groups, _model_counts and _past_counts: models are opened and closed on several threads.
         self._lock = threading.Lock()
         self._groups: dict[str, WorkerGroup] = {}
-        self._model_counts: dict[WorkerGroup, int] = {}
-        """Group -> number of models that it has or is about to have."""
-        self._past_counts = WorkerCounts(0, 0)
-        """Deaths and restarts in groups that were closed."""
+        self._model_counts: dict[WorkerGroup, int] = {}  # group -> number of models that it has or is about to have
+        self._past_counts = WorkerCounts(0, 0)  # deaths and restarts in groups that were closed
 
     def open(
         self,
@@ -142,9 +140,8 @@ class IsolatingBackend(BackendDefaults):
         learn: bool = True,
     ) -> LoadedModel:
         """Open a model in this process, or in a worker of the group ``options.isolation``; see ``Backend.open``."""
-        keywords: dict[str, Any] = {} if learn else {"learn": False}
         if options.isolation is None or not path.is_file():
-            return self._inner.open(path, options, cache, say, **keywords)
+            return self._inner.open(path, options, cache, say, learn=learn)
         group = self._join_group(options.isolation, cache)
         try:
             file = ModelFile(next(self._numbers), path, options, learn, signature(path))

@@ -48,11 +48,9 @@ class Confinement:
     """Process number of its parent, the server; the worker is killed when the server ends."""
     memory_bytes: int | None  # None: no limit
     open_files: int
-    readable: tuple[str, ...]
-    """Folders of models."""
+    readable: tuple[str, ...]  # folders of models
     writable: tuple[str, ...]
-    device: tuple[str, ...] = ()
-    """Files of an accelerator."""
+    device: tuple[str, ...] = ()  # files of an accelerator
     programs: tuple[str, ...] = ()
     """Files and folders of programs that it may run; they inherit its restrictions."""
 

@@ -60,13 +60,10 @@ class GroupResources(NamedTuple):
     """What all workers of a backend share: its clock and its thread pools."""
 
     now: Callable[[], int]  # in nanoseconds
-    spawner: Executor
-    """Its one thread starts processes and threads, which inherit its priority."""
+    spawner: Executor  # its one thread starts processes and threads, which inherit its priority
     template: Template
-    carrier: Executor
-    """Copies large tensors."""
-    watch: Callable[[WorkerRun], None]
-    """Starts the grace period of a step that was asked to stop."""
+    carrier: Executor  # copies large tensors
+    watch: Callable[[WorkerRun], None]  # starts the grace period of a step that was asked to stop
 
 
 class ModelFile(NamedTuple):
@@ -93,12 +90,9 @@ class KeptModel:
 
     file: ModelFile
     description: ModelDescription
-    prepared_rows: set[int]
-    """Batch sizes that were prepared."""
-    lost: str = ""
-    """Why it can no longer be opened; empty if it can."""
-    failures: int = 0
-    """New workers in a row in which it could not be opened."""
+    prepared_rows: set[int]  # batch sizes that were prepared
+    lost: str = ""  # why it can no longer be opened; empty if it can
+    failures: int = 0  # new workers in a row in which it could not be opened
 
 
 class WorkerGroup:

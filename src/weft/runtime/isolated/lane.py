@@ -95,6 +95,7 @@ class LaneLine:
     def __init__(
         self, line: Line, socket_reader: SocketReader, slots: int = 1, kept_bytes: int = packets.KEPT_BYTES
     ) -> None:
+        """slots: buffers per direction. kept_bytes: larger buffers are freed after use."""
         self.line, self.socket_reader = line, socket_reader
         self.reading = threading.Lock()
         """Held while reports are read, so that they are handled in order. Readers are the socket reader, the thread

@@ -16,8 +16,7 @@ class WorkerLimits:
     open_files: int = 1024
     kill_s: float = 0.5
     """Grace period of a step that was asked to stop, in seconds; then its worker is killed."""
-    spare: bool = True
-    """Whether a second process with the same models is ready to take over."""
+    spare: bool = True  # whether a second process with the same models is ready to take over
     breaker: BreakerLimits = field(default_factory=BreakerLimits)
     folders: tuple[str, ...] = ()
     """Folders that workers may read, with all subfolders, besides the folders of their models."""
@@ -31,5 +30,4 @@ class WorkerCounts(NamedTuple):
     """How many workers died and were restarted."""
 
     deaths: int
-    restarts: int
-    """Workers that were started after one had died."""
+    restarts: int  # workers that were started after one had died

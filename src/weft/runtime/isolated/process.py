@@ -114,6 +114,7 @@ class WorkerRun:
     def __init__(
         self, worker: WorkerProcess, number: int, lane: IsolatingLane, model: WorkerModel, step: Step, ended: Ended
     ) -> None:
+        """number: of the step, unique among those of the worker."""
         self.worker, self.number, self.lane, self.model, self.step = worker, number, lane, model, step
         self._ended: Ended | None = ended
         self.began = worker.now()  # when it was sent, in ns
@@ -212,14 +213,11 @@ class WorkerProcess:
         self._runs: dict[int, WorkerRun] = {}
         self._calls: dict[int, Future[Any]] = {}
         self._lanes: dict[int, LaneLine] = {}
-        self._freed: deque[int] = deque()
-        """Numbers of kept values that the worker has to be told to free."""
-        self._lent: set[int] = set()
-        """Numbers of the clients' regions that the worker has open."""
+        self._freed: deque[int] = deque()  # numbers of kept values that the worker has to be told to free
+        self._lent: set[int] = set()  # numbers of the clients' regions that the worker has open
         self._hello: Future[None] = Future()  # done when the worker has reported that it is ready
         self._closing, self._why = False, ""  # why: the reason for which it is being killed
-        self._blamed: WorkerRun | None = None
-        """The step that is that reason, if one is."""
+        self._blamed: WorkerRun | None = None  # the step that is that reason, if one is
         self._idle: threading.Event | None = None
         """Set when no step runs any more; the thread that drains the worker waits for it."""
         self._line, worker_end = packets.pair()
@@ -263,7 +261,7 @@ class WorkerProcess:
         with self._lock:
             if not self.death:
                 self._runs[run.number] = run
-        if self.death:
+        if self.death:  # it is never unset, so this run is not registered, or was failed
             run.fail(self.death_error())
             return run
         try:

@@ -22,10 +22,8 @@ CLAIM_S = 0.1
 
 
 class _Model(NamedTuple):
-    moving_bytes: int
-    """Freed when the model is evicted."""
-    staying_bytes: int
-    """Always held."""
+    moving_bytes: int  # freed when the model is evicted
+    staying_bytes: int  # always held
 
 
 class Residency:
@@ -39,16 +37,13 @@ class Residency:
         self._models: dict[int, _Model] = {}
         self.movable: set[int] = set()
         """Models that can be evicted; all others are always in memory."""
-        self._resident: OrderedDict[int, None] = OrderedDict()
-        """Models in memory, the least recently used first."""
+        self._resident: OrderedDict[int, None] = OrderedDict()  # models in memory, the least recently used first
         self._unconfirmed: set[int] = set()
         """Models whose return failed or was not confirmed; their next step brings them back again."""
-        self._evicting_lane: dict[int, int] = {}
-        """Model that is being evicted -> the lane of the step that evicts it."""
+        self._evicting_lane: dict[int, int] = {}  # model that is being evicted -> the lane of the step that evicts it
         self._under_way: Counter[int] = Counter()
         """Model -> number of its steps that were sent, and of kept values of its batches."""
-        self._claim, self._claimed_until_s = 0, 0.0
-        """The model that waits for room, and when its claim expires."""
+        self._claim, self._claimed_until_s = 0, 0.0  # the model that waits for room, and when its claim expires
         self.returns = 0
         """How often a model was brought back, for the metrics."""
 

@@ -219,10 +219,7 @@ def main() -> None:
 
 
 def _fork_worker(line: Line, packet: Packet, engine: str) -> int:
-    """Fork a worker as *packet* asks; return its process number.
-
-    A process in between forks the worker and exits at once, so that the server inherits the worker.
-    """
+    """Fork a worker, by a process in between that exits at once so that the server inherits it; return its number."""
     read_end, write_end = os.pipe()
     between = os.fork()
     if not between:

@@ -52,25 +52,16 @@ class StepMessage(NamedTuple):
     run: int  # number of the step
     model: int  # number of its model
     segment: int
-    parts: list[Any]
-    """The parts of the batch (``_batch_parts``)."""
+    parts: list[Any]  # of the batch, as ``_batch_parts`` takes them
     rows: int  # of all parts together
-    shared: bool
-    """Whether tensors are in the shared memory of the slot, and not in the packet."""
-    freed: list[int]
-    """Numbers of kept values that the server does not need any more."""
-    first_number: int
-    """The first of the numbers under which its values are kept, one for each part."""
-    onward: bool
-    """Whether the next step may refer to its values before this one has ended."""
-    lent: list[Any]
-    """``LendingTerms`` of the clients' regions that the worker has to open for it."""
-    evicted: list[int] | None
-    """Models to evict before it, to bring back its own; None: that is in memory."""
-    slot: int
-    """Number of the lane's buffers that it uses."""
-    file_count: int
-    """How many files the server sent with the packet."""
+    shared: bool  # whether tensors are in the shared memory of the slot, and not in the packet
+    freed: list[int]  # numbers of kept values that the server does not need any more
+    first_number: int  # the first of the numbers under which its values are kept, one for each part
+    onward: bool  # whether the next step may refer to its values before this one has ended
+    lent: list[Any]  # ``LendingTerms`` of the clients' regions that the worker has to open for it
+    evicted: list[int] | None  # models to evict before it, to bring back its own; None: that is in memory
+    slot: int  # number of the lane's buffers that it uses
+    file_count: int  # how many files the server sent with the packet
 
 
 class _Job(NamedTuple):
@@ -79,12 +70,9 @@ class _Job(NamedTuple):
     run: int  # number of the step
     slot: int
     first_number: int
-    onward: bool
-    """Whether the next step may refer to its values before this one has ended."""
-    number_count: int
-    """How many numbers, from ``first_number`` on, its values may have."""
-    borrowed: frozenset[int] = frozenset()
-    """The ids of arrays of this step in memory that a later step overwrites."""
+    onward: bool  # as in ``StepMessage``
+    number_count: int  # how many numbers, from ``first_number`` on, its values may have
+    borrowed: frozenset[int] = frozenset()  # ids of arrays of this step in memory that a later step overwrites
 
 
 class _EndAfterValues:
@@ -96,8 +84,7 @@ class _EndAfterValues:
     def __init__(self, report: Ended, *, stored: bool) -> None:
         self._report, self._stored = report, stored
         self._end: StepEnd | None = None
-        self._lock = threading.Lock()
-        """Guards ``_stored`` and ``_end``: the second of the two threads reports."""
+        self._lock = threading.Lock()  # guards ``_stored`` and ``_end``: the second of the two threads reports
 
     def report(self, end: StepEnd) -> None:
         """Report the end, if the values are stored; else ``values_stored`` does."""
@@ -125,8 +112,7 @@ class WorkerLane:
         self._lane = worker.engine.lane(index)
         self._steps = 0  # steps started so far
         self._current = self._halted = 0  # numbers of the running step, and of the last step that was to be stopped
-        self._inward: dict[int, packets.TensorMemory] = {}
-        """Slot -> memory for inputs; ``_outward``: for answers."""
+        self._inward: dict[int, packets.TensorMemory] = {}  # slot -> memory for inputs; ``_outward``: for answers
         self._outward: dict[int, packets.TensorMemory] = {}
         self._thread: threading.Thread | None = None
 

@@ -50,10 +50,8 @@ class ScratchMemory:
 
     def __init__(self, now: Callable[[], int], resident: Callable[[], int] = resident_bytes) -> None:
         self._now, self._resident = now, resident
-        self._low_bytes = resident()
-        """Least resident memory since the arena was last shrunk."""
-        self._high_bytes = self._low_bytes
-        """Largest resident memory since then."""
+        self._low_bytes = resident()  # least resident memory since the arena was last shrunk
+        self._high_bytes = self._low_bytes  # largest resident memory since then
         self._grew, self._shrunk, self._wait = now(), now(), 1
         """When ``_high_bytes`` last rose and when the arena was last shrunk, in ns; and the present multiple of the
         waiting times ``IDLE_S`` and ``_BUSY_NS``."""
@@ -127,7 +125,7 @@ class CpuLane(LaneDefaults):
     def __init__(
         self, index: int, now: Callable[[], int], core: int | None = None, scratch: ScratchMemory | None = None
     ) -> None:
-        """now: the clock in ns. core: the thread is pinned to it. scratch: shared by lanes; None: of this lane."""
+        """now: the clock in ns. core: pins the thread. scratch: shared by lanes; None: of this lane alone."""
         self._now, self._scratch = now, scratch or ScratchMemory(now)
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._options, self._stopped = ort.RunOptions(), False

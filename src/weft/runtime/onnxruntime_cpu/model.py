@@ -244,8 +244,7 @@ class _SessionStep(NamedTuple):
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    carried: tuple[str, ...]
-    """Values from before the segment that are needed after it."""
+    carried: tuple[str, ...]  # values from before the segment that are needed after it
 
 
 def live_after(blueprint: Blueprint) -> tuple[tuple[str, ...], ...]:

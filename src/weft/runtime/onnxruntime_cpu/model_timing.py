@@ -50,8 +50,7 @@ _TOLERANCES = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3, np.dtype(
 class BatchTimes:
     """Measured times of a model, and how far it is batched: the result of ``measure``."""
 
-    times_s: dict[int, tuple[float, ...]]
-    """Rows of a batch -> seconds of each segment."""
+    times_s: dict[int, tuple[float, ...]]  # rows of a batch -> seconds of each segment
     batchable: bool = False
     max_batch: int = 1
     remarks: tuple[str, ...] = ()
@@ -62,8 +61,7 @@ class BatchTimes:
 class Crossing(NamedTuple):
     """Whether batches can be shrunk and joined at the cuts of a model: the result of ``crossing``."""
 
-    reason: str | None
-    """Why they cannot; None if they can."""
+    reason: str | None  # why they cannot; None if they can
     rowless: dict[str, Counted | None]
     """Tensor that crosses a cut without a row per sample -> how it changes with the batch size; None: not at all."""
 
@@ -90,10 +88,8 @@ class _Measurement:
         """Batch size -> the batches that are timed, each a list of samples; in a stitched model, of different tasks."""
         self.timings: dict[int, list[tuple[float, ...]]] = {}
         """Batch size -> seconds of each segment, for each round."""
-        self._alone: list[dict[str, Array]] = []
-        """The outputs of each sample alone; empty until they are needed."""
-        self._verdicts: dict[int, str | None] = {}
-        """Batch size -> result of ``row_mismatch``."""
+        self._alone: list[dict[str, Array]] = []  # the outputs of each sample alone; empty until they are needed
+        self._verdicts: dict[int, str | None] = {}  # batch size -> result of ``row_mismatch``
 
     def make_batches(self, sizes: Iterable[int], shapes: Shapes | None = None) -> list[Feed]:
         """Batches of these *sizes* per task of the model, of samples with *shapes* or the measured shapes."""

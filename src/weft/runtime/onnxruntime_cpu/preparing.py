@@ -137,12 +137,9 @@ class _Profiled(NamedTuple):
     """Measurements of the nodes of a graph before it is cut."""
 
     times_s: list[float]
-    crossing: list[int | None]
-    """For each cut, the bytes that cross it (``cutting.crossing_bytes``)."""
-    types: dict[str, int]
-    """Tensor -> its ONNX element type."""
-    inner_bytes: int
-    """Peak memory of the tensors inside the graph, in bytes."""
+    crossing: list[int | None]  # for each cut, the bytes that cross it (``cutting.crossing_bytes``)
+    types: dict[str, int]  # tensor -> its ONNX element type
+    inner_bytes: int  # peak memory of the tensors inside the graph, in bytes
 
 
 @dataclass(slots=True)
@@ -249,10 +246,7 @@ class _Preparation:
     def _measure(
         self, whole: CpuModel, optimised: OnnxModel | None, feed: dict[str, Array], expected: dict[str, Array]
     ) -> CpuModel:
-        """Cut the model if that is possible, and measure it.
-
-        *optimised*: its graph; None: it cannot be saved. *expected*: the outputs of the whole model for *feed*.
-        """
+        """Cut the model by its graph *optimised*, if any, and measure it; *expected*: its outputs for *feed*."""
         model, inner_bytes = None, 0
         if optimised is None and self.exits:
             self._give_up_exits("its optimised graph cannot be saved")

@@ -40,10 +40,8 @@ OpenProfiled = Callable[[Path, Path], Any]
 class NodeProfile:
     """Times of nodes, and their output tensors."""
 
-    times_s: tuple[float, ...]
-    """Fastest time of each node, in order."""
-    tensors: Mapping[str, SeenTensor]
-    """Output tensors by name; only those of types that numpy has."""
+    times_s: tuple[float, ...]  # fastest time of each node, in order
+    tensors: Mapping[str, SeenTensor]  # output tensors by name; only those of types that numpy has
 
 
 def mark(number: int) -> str:
@@ -132,8 +130,7 @@ def _open_marked(model: OnnxModel, folder: Path, open_profiled: OpenProfiled) ->
 class _Trace(NamedTuple):
     """Content of a trace, by nodes and tensors of the graph."""
 
-    times_us: Mapping[int, float]
-    """Index of a node -> microseconds of its fastest run."""
+    times_us: Mapping[int, float]  # index of a node -> microseconds of its fastest run
     entries: Mapping[str, Mapping[str, list[int]]]
     """Tensor -> its type and shape as the trace has them, such as ``{"float": [1, 64]}``."""
 
