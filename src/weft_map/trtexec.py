@@ -306,6 +306,7 @@ class _GroupMaker:
             layers_of_unit.setdefault(kernel.unit, set()).update(kernel.entry.layers)
         maker = cls({unit: frozenset(layers) for unit, layers in layers_of_unit.items()}, alignment, soc, demands)
         for unit in layers_of_unit:
+            # with the model's groups, demands that are not given follow from the bytes that they move
             if unit not in demands and not alignment.groups:
                 logger.warning("no demands are given for %s; they are taken as 0, so nothing there slows down", unit)
         return maker

@@ -226,7 +226,8 @@ class _Z3Model:
             one_after_other = z3.Or(left.end <= right.start, right.end <= left.start)
             self._solver.add(z3.Or(left.on_second != right.on_second, one_after_other))
             overlap = z3.Real(f"o{left.task}_{left.step}_{right.task}_{right.step}")
-            # The overlap is the earlier end less the later start, which is the least of the four differences.
+            # The overlap is the earlier end less the later start, which is the least of the four differences. A lower
+            # bound is enough: a larger value only makes steps longer, which shortens no schedule.
             bounds = [overlap >= end - start for end in (left.end, right.end) for start in (left.start, right.start)]
             self._solver.add(overlap >= 0, z3.Or(bounds))
             overlaps.setdefault((left.task, left.step), []).append((right, overlap))

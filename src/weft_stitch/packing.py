@@ -255,11 +255,13 @@ class _WeightStore:
         begin, self.length = self.length, self.length + array.size
         return array, begin
 
-    def write(self, sheet: Array, column: int, task: int, out: Block, run: BlockColumns) -> None:
-        """Write *task*'s piece from input block *run* to output block *out* into *sheet*, at *column* of a line."""
+    def write(self, sheet: Array, column: int, task: int, out_block: Block, run: BlockColumns) -> None:
+        """Write *task*'s piece from the input block of *run* to *out_block* into *sheet*, at *column* of its lines."""
+        # run.space is an index; members count channels from the first of their space
         channels = self.first_channels[task][run.space] + run.block.members[task]
-        piece = self.kernels[task][np.ix_(out.members[task], channels)].reshape(out.width, run.block.width, self.taps)
-        sheet[: run.block.width, :, column : column + out.width] = piece.transpose(1, 2, 0)
+        piece = self.kernels[task][np.ix_(out_block.members[task], channels)]
+        piece = piece.reshape(out_block.width, run.block.width, self.taps)  # [output channel, input channel, tap]
+        sheet[: run.block.width, :, column : column + out_block.width] = piece.transpose(1, 2, 0)
         self.unique += piece.size
 
 

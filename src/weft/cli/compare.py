@@ -146,6 +146,6 @@ def _print(comparison: Comparison) -> None:
     for remark in comparison.remarks:
         say(remark, style="yellow")
     if comparison.left_out:
-        say(f"left out, as all is there from the start: {comparison.left_out}", style="dim")
+        say(f"left out, because saturated streams never wait for arrivals: {comparison.left_out}", style="dim")
     if comparison.swept:
         say(f"aimt with {', '.join(f'{key} {value:g}' for key, value in comparison.swept.items())}", style="dim")

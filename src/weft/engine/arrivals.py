@@ -140,7 +140,10 @@ class Arrivals:
         ]
 
     def _ticket(self, stream: int, arrival: int) -> Ticket:
-        """Return a request that arrived at a tick, with what is known of its exit."""
+        """Return a request that arrived at a tick, with what is known of its exit and its stream's own limited queue.
+
+        ``leaves`` is 0 without exits: it leaves after the last layer. Confidences, if any, decide instead of it.
+        """
         term, leaves, confidences = self._terms[stream], self._leaves[stream], self._confidences[stream]
         ticket = Ticket(stream, arrival, arrival + term.deadline, term.priority, self._strict)
         ticket.leaves = 0 if leaves is None else next(leaves)

@@ -595,7 +595,9 @@ def _merge(terms, state, stream, place):
 def _set_due(terms, state, stream, place):
     """Set the first arrival and the deadline of a batch whose members have changed.
 
-    The deadline does not move back: a request that counted as late does not count as on time again.
+    The deadline is the first that is not before the batch's previous deadline: requests due earlier counted as late,
+    and do not count as on time again. If all did, it is that of the oldest. A late batch keeps NONE, which is later
+    than any tick.
     """
     job, members, oldest, first_due = state.jobs[stream, place], state.members[stream, place], k.NONE, k.NONE
     for i in range(job[k.SIZE]):

@@ -173,11 +173,11 @@ class TraceSettings:
 
     def as_dict(self, model: str = "") -> dict[str, Any]:
         """Return the effective settings of the server or of a model, by the protocol's names."""
-        with_level, with_rate, with_count = self._effective(self._models.get(model))
+        level_scope, rate_scope, count_scope = self._effective(self._models.get(model))
         return {
-            "trace_level": [with_level.level],
-            "trace_rate": str(with_rate.rate),
-            "trace_count": str(with_count.count),
+            "trace_level": [level_scope.level],
+            "trace_rate": str(rate_scope.rate),
+            "trace_count": str(count_scope.count),
             "log_frequency": "0",
             "trace_file": "",
             "trace_mode": "triton",
@@ -204,13 +204,13 @@ class TraceSettings:
         if self.everything:
             return True
         model_scope = self._models.get(model)
-        with_level, with_rate, with_count = self._effective(model_scope)
+        level_scope, rate_scope, count_scope = self._effective(model_scope)
         counter = model_scope or self._server  # a model with any setting of its own has its own counter
         counter.seen += 1
-        if with_level.level == OFF or not with_count.count or counter.seen % (with_rate.rate or 1):
+        if level_scope.level == OFF or not count_scope.count or counter.seen % (rate_scope.rate or 1):
             return False
-        if with_count.count > 0:  # not ENDLESS
-            with_count.count -= 1
+        if count_scope.count > 0:  # not ENDLESS
+            count_scope.count -= 1
         return True
 
     def _effective(self, model_scope: _Scope | None) -> tuple[_Scope, _Scope, _Scope]:

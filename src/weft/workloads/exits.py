@@ -81,7 +81,7 @@ def from_rates(rates: Sequence[float], rng: Rng) -> Iterator[ExitBlock]:
     """Yield endless blocks of independent samples; *rates*: the probability of each exit, the end last."""
     bounds = np.cumsum(rates)
     bounds[-1] = np.inf  # the sum may be rounded to less than 1, and every sample needs an exit
-    rows = np.full(BLOCK, -1, np.int64)
+    rows = np.full(BLOCK, -1, np.int64)  # drawn samples have no row in a record
     while True:
         yield ExitBlock(np.asarray(np.searchsorted(bounds, rng.random(BLOCK), side="right"), np.int64), rows)
 

@@ -37,8 +37,7 @@ PATIENCE_S = 1.0
 SILENT_NS = 5_000_000_000
 """A server whose probes time out is down after this time without any answer: a busy one is slow to answer probes."""
 SMOOTHING = 0.05
-"""Weight of a round trip that is longer than the estimate; a shorter one replaces it, since queueing only lengthens
-it."""
+"""Weight of a round trip that is longer than the estimate; a shorter one replaces the estimate."""
 
 
 class Link:
@@ -65,7 +64,7 @@ class Link:
         """The machine's name, quoted for an HTTP header."""
         self.pool = Pool(target, connections)
         self.up = False
-        self.way_ns = 0
+        self.network_ns = 0
         """Round trip of the network, as the health probe measures it."""
         self.terms: dict[str, ModelTerms] = {}
         """Model -> the default deadline of its requests."""
@@ -127,8 +126,10 @@ class Link:
             self.pool.abort_all()
             return
         if up:
-            is_longer = self.way_ns and round_trip_ns > self.way_ns
-            self.way_ns = self.way_ns + round(SMOOTHING * (round_trip_ns - self.way_ns)) if is_longer else round_trip_ns
+            # A shorter round trip counts at once, a longer one only slowly: probes wait behind other work.
+            increase_ns = round_trip_ns - self.network_ns
+            is_longer = self.network_ns and increase_ns > 0
+            self.network_ns = self.network_ns + round(SMOOTHING * increase_ns) if is_longer else round_trip_ns
         self._set_up(up=up)
 
     def _set_up(self, *, up: bool) -> None:
@@ -312,7 +313,7 @@ class Forward:
         link.heard_ns = now
         estimate = estimate_in(answer.head)
         if estimate is not None:
-            self._gate.board.heard(link.place, self._model, estimate, now, link.way_ns)
+            self._gate.board.heard(link.place, self._model, estimate, now, link.network_ns)
         link.counts[
             "ok" if answer.status == 200 else "refused" if answer.status in _RETRIED_STATUSES else "failed"
         ] += 1

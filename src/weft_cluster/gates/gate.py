@@ -314,7 +314,7 @@ class Gate:
             "up": link.up,
             "in_flight": self.board.estimates[link.place].in_flight,
             "ahead_ms": self.board.ahead(link.place) / 1e6,
-            "way_ms": link.way_ns / 1e6,
+            "way_ms": link.network_ns / 1e6,
             "ended": dict(link.counts),
             "mean_ms": link.took_ns / 1e6 / max(1, sum(link.counts.values())),
         }

@@ -177,12 +177,15 @@ def figure_7(paper: Paper, out: Path, phases: Sequence[Phase]) -> Exhibit:
 
 
 def _rows(paper: Paper, phase: Phase, times: Sequence[float]) -> list[Row]:
-    """Rows with the time until the optimum of a phase, and the loss before it; *times*: the paper's updates (ms)."""
+    """Rows with the time until the optimum of a phase, and by how much the latency is still above it in the middle.
+
+    times: of the paper's five updates, in ms after the change; the middle is the third.
+    """
     certificate, printed = phase.solution.certificate, paper[f"converged_{phase.row.number}"].value
     proof_s = certificate.first_proof_s if certificate.first_proof_s is not None else certificate.seconds
-    first = phase.steps[0] if phase.steps else None
+    first, middle_ms = phase.steps[0] if phase.steps else None, times[2]
     begin = f"the first better one after {1e3 * first.seconds:.0f} ms; " if first else ""
-    excess = 100 * (phase.at(times[2]) / phase.oracle_ms - 1)
+    excess_percent = 100 * (phase.at(middle_ms) / phase.oracle_ms - 1)
     why = (
         f"{begin}proved after {1e3 * proof_s:.0f} ms; on a core of this machine, theirs Z3 on a core of Orin; which of "
         "the pairs the printed times belong to follows the order of the experiments"
@@ -191,7 +194,7 @@ def _rows(paper: Paper, phase: Phase, times: Sequence[float]) -> list[Row]:
     return [
         Row(FIGURE_7, quantity, printed, phase.found_ms / 1e3, " s", why),
         Row(
-            FIGURE_7, f"above the optimum after {times[2]:g} ms, {phase.row.name}", None, excess, "%",
+            FIGURE_7, f"above the optimum after {middle_ms:g} ms, {phase.row.name}", None, excess_percent, "%",
             f"from {phase.start_ms:.2f} ms by {LABELS[_best_naive(phase)]} to {phase.oracle_ms:.2f}; after "
             f"{times[0]:g} ms {100 * (phase.at(times[0]) / phase.oracle_ms - 1):.1f} %",
         ),

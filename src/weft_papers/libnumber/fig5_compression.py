@@ -258,4 +258,5 @@ def _table_4(nets: list[NetRecord]) -> Table:
             texts = [formats_text(net.network, run.configuration) if run else "fails" for run in runs]
             body.append((TITLES[net.name], LABELS[method], printed, *texts))
     header = ("network", "method", "printed", *(f"ours at {percent(margin)}" for margin in MARGINS))
-    return Table(f"{TABLE_4}: In FIXED, En EXP, Tn two's complement, n bits: inputs / weights", header, tuple(body))
+    title = f"{TABLE_4}: FIXED (I), EXP (E) and two's complement (T) with their bits; formats of inputs / of weights"
+    return Table(title, header, tuple(body))

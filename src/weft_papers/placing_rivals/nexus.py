@@ -102,6 +102,7 @@ def _duty(problem: PlacingProblem, request_s: float, model: int, rate: float) ->
     deadline_s = problem.demands[model].deadline_s
     # A batch of n waits up to n / rate for its last request and runs for n * request_s. 1e6: a cap for tiny models.
     batch = max(1, floor(min(deadline_s / (request_s + 1 / rate), 1e6)))
+    # A batch raised to 1 may come too late: its cycle is what the deadline leaves beside its run, at least that run.
     return min(batch / rate, max(deadline_s - batch * request_s, request_s))
 
 

@@ -99,7 +99,8 @@ class _Joiner:
         self._longest = ""
         """The tensor with the largest length of all models' inputs; empty for a single model."""
         self._owners: dict[tuple[Crew, tuple[int, ...]], str] = {}
-        """Crew and a number for each of its models -> the tensor [rows] with the number of each row's model."""
+        """Crew and an index for each of its models (e.g. which of the distinct parts it has) -> the tensor [rows] with
+        the index of each row's model."""
         self._shapes: dict[str, tuple[int, ...]] = {}
         """Tensor -> its observed shape, as far as known."""
         self._merged: dict[str, Array] = {}
@@ -109,9 +110,11 @@ class _Joiner:
         self._layer = ""
         """Name of the step that is being written, for messages and the graph's steps."""
         self._crew_keys: dict[tuple[int, int], int] = {}
+        """Step and model -> what ``_crew_key`` returned: equal for models of one crew."""
         self._size_keys: dict[tuple[int, int], int] = {}
-        """Step and model -> the number that ``_size_key`` returns; ``_crew_keys`` likewise."""
+        """Step and model -> what ``_size_key`` returned: equal for values of equal sizes."""
         self._key_numbers: dict[object, int] = {}
+        """Key (a tuple) -> the small number that stands for it, also inside other keys."""
         self._names_given = 0
 
     def write(self, fill: Fill | None) -> list[GraphTensor]:
@@ -332,16 +335,16 @@ class _Joiner:
     def _distinct_parts(self, parts_of: Mapping[int, LowRank], crew: Crew) -> tuple[list[LowRank | None], str]:
         """The distinct parts of a crew's models (None: no part), and the tensor with the index of each row's part."""
         parts = {id(parts_of.get(task)): parts_of.get(task) for task in crew}
-        numbers = tuple(list(parts).index(id(parts_of.get(task))) for task in crew)
-        return list(parts.values()), self._row_numbers(crew, numbers)
+        indices = tuple(list(parts).index(id(parts_of.get(task))) for task in crew)
+        return list(parts.values()), self._row_indices(crew, indices)
 
-    def _row_numbers(self, crew: Crew, numbers: tuple[int, ...]) -> str:
-        """The tensor [rows] with the number of each row's model. *numbers*: one for each model of *crew*."""
-        if (crew, numbers) not in self._owners:
+    def _row_indices(self, crew: Crew, indices: tuple[int, ...]) -> str:
+        """The tensor [rows] with the index of each row's model. *indices*: one for each model of *crew*."""
+        if (crew, indices) not in self._owners:
             sizes = [self._sizes[task].rows for task in crew]
-            owners = [self.add("Expand", self.numbers([n]), size) for n, size in zip(numbers, sizes, strict=True)]
-            self._owners[crew, numbers] = self.add("Concat", *owners, axis=0)
-        return self._owners[crew, numbers]
+            owners = [self.add("Expand", self.numbers([i]), size) for i, size in zip(indices, sizes, strict=True)]
+            self._owners[crew, indices] = self.add("Concat", *owners, axis=0)
+        return self._owners[crew, indices]
 
     # Rows from crew to crew
 

@@ -56,8 +56,8 @@ class CellWriter:
         self.all_tasks = frozenset(range(self.outputs.tasks))
 
     def cells(self, tasks: Tasks, outs: tuple[BlockPart, ...]) -> dict[Tasks, Cell]:
-        """The cells of the output parts *outs* that *tasks* share: subset of tasks that has the inputs, too -> cell."""
-        if self.layer.op.depthwise:
+        """The cells of the output parts *outs*, which *tasks* share: those of *tasks* that share the inputs -> cell."""
+        if self.layer.op.depthwise:  # an output reads one input channel only, which exactly the same tasks share
             return {tasks: Cell(tasks, outs, tuple(part for part in self.inputs.parts if part.tasks == tasks))}
         cell_inputs: dict[Tasks, list[BlockPart]] = {}
         for part in self.inputs.parts:

@@ -293,7 +293,8 @@ def _result_array(out: Floats | None, values: npt.NDArray[Any]) -> Floats:
         raise NumberError(f"out is {out.dtype}{list(out.shape)}; it must be float32{list(values.shape)}")
     if not out.flags.writeable:
         raise NumberError("out is read-only; give an array of your own, or none")
-    # *x* itself may be overwritten, element by element; a shifted view of it would be read after it was written
+    # *out* may be the array *values* itself, whose elements are overwritten once they are read; elements of a shifted
+    # view of it would be overwritten before they are read
     is_input = out.ctypes.data == values.ctypes.data and values.dtype == np.float32
     usable = out.flags.c_contiguous and out.flags.aligned and (is_input or not np.may_share_memory(out, values))
     return out if usable else np.empty(values.shape, np.float32)

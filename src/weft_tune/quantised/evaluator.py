@@ -117,9 +117,9 @@ class OnnxEvaluator:
     def evaluate_many(
         self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
     ) -> list[Score | EvaluationError]:
-        """Score configurations one after another, exactly; a failure takes the place of a score.
+        """Score configurations one after another, each on all samples of the subset (no early stop, no upper bounds).
 
-        scored: as in ``Evaluator``.
+        A failure takes the place of a score. scored: as in ``Evaluator``.
         """
         outcomes: list[Score | EvaluationError] = []
         for position, configuration in enumerate(configurations):

@@ -78,13 +78,13 @@ def maestro_cycles(gemm: Gemm, npu: Npu) -> int:
     position. Groups run one after another; engines widen the array. Agrees with the tool to a cycle per layer
     (tests/data/npu).
     """
-    positions = ceil_div(gemm.m, npu.positions)
+    position_steps = ceil_div(gemm.m, npu.positions)  # npu.positions output positions are computed at once
     columns = npu.array_columns * npu.engines
     if gemm.depthwise:
         group_passes = ceil_div(gemm.groups, npu.array_rows * columns)
-        return group_passes * positions * gemm.kernel + 1
+        return group_passes * position_steps * gemm.kernel + 1
     passes = ceil_div(gemm.n, columns) * ceil_div(gemm.k // gemm.kernel, npu.array_rows)
-    return gemm.groups * (passes * positions * (gemm.kernel + 1) + 1)
+    return gemm.groups * (passes * position_steps * (gemm.kernel + 1) + 1)
 
 
 def roofline_cycles(gemm: Gemm, npu: Npu) -> int:

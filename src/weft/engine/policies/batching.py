@@ -57,7 +57,10 @@ class LazyBatching(Refilling):
     traits: ClassVar[Traits] = replace(Refilling.traits, by_layer=True)
 
     def propose(self, flight: Flight, now: int) -> Candidate:
-        """Begin as many waiting requests as leave no request late; without any, go on with the earliest batch."""
+        """Begin as many waiting requests as leave no request late; if none can, go on with a batch in flight.
+
+        That is the batch at the earliest layer. Without a batch in flight, begin as many requests as possible.
+        """
         if not flight.batches:
             return flight.beginnings[-1]
         for newcomers in reversed(flight.beginnings):

@@ -82,6 +82,17 @@ class _LaneStreams(NamedTuple):
     outward: Any
 
 
+class _Partition(NamedTuple):
+    """How a GPU is partitioned: by several cuts, each into two parts that run segments at the same time."""
+
+    cuts: GpuCuts
+    """The sizes of the parts."""
+    parts: list[Part]
+    """The parts of all cuts, in the order of ``cuts.parts``; empty if the GPU cannot be partitioned."""
+    reason: str
+    """Why it cannot; empty if it can."""
+
+
 class _Replay:
     """A captured graph, of the whole GPU or of a part; calling it replays it, after earlier work of the lane."""
 
@@ -116,8 +127,8 @@ class Gpu:
         self._pinned = set[int]()  # addresses of registered host buffers
         self._thread_lane = threading.local()  # the streams and the part of the lane that a thread works for
         self._lanes: dict[int, _LaneStreams] = {}
-        self._cut: list[tuple[GpuCuts, list[Part], str]] = []
-        """Empty until the GPU is partitioned; then one entry: sizes of the parts, the parts, and why there are none.
+        self._partitions: list[_Partition] = []
+        """Empty until the GPU is partitioned; then one entry.
 
         A list, so that all copies of this object (``model_view``) share the entry.
         """
@@ -142,25 +153,25 @@ class Gpu:
 
     @property
     def cuts(self) -> GpuCuts:
-        return self._cut_once()[0]
+        return self._partition_once().cuts
 
     @property
     def uncut(self) -> str:
-        return self._cut_once()[2]
+        return self._partition_once().reason
 
     @property
     def part(self) -> int:
         return getattr(self._thread_lane, "part", 0)
 
-    def _cut_once(self) -> tuple[GpuCuts, list[Part], str]:
+    def _partition_once(self) -> _Partition:
         """How the GPU is partitioned; the first call partitions it."""
         with self.session_lock:
-            if not self._cut:
-                self._cut.append(self._partition())
-            return self._cut[0]
+            if not self._partitions:
+                self._partitions.append(self._partition())
+            return self._partitions[0]
 
-    def _partition(self) -> tuple[GpuCuts, list[Part], str]:
-        """Partition the GPU: the sizes of the parts, the parts, and if it cannot be partitioned the reason."""
+    def _partition(self) -> _Partition:
+        """Partition the GPU."""
         sms = int(torch.cuda.get_device_properties(self.index).multi_processor_count)
         try:
             with torch.cuda.device(self.index):
@@ -168,9 +179,9 @@ class Gpu:
                 partitions = [cut(self.index, round(sms * share)) for share in CUT_AT]
             cuts = GpuCuts(sms=sms, cuts=tuple((large.sms, small.sms) for small, large in partitions))
         except (NoPartitions, ValueError) as error:
-            return GpuCuts(sms=sms), [], str(error).splitlines()[0]
+            return _Partition(GpuCuts(sms=sms), [], str(error).splitlines()[0])
         # In the order of ``cuts.parts``: the larger side of each cut first.
-        return cuts, [part for small, large in partitions for part in (large, small)], ""
+        return _Partition(cuts, [part for small, large in partitions for part in (large, small)], "")
 
     def model_view(self, part: int = 0) -> Gpu:
         """A copy of this object with a session stream and scratch memory of its own; one copy for each part."""
@@ -179,8 +190,7 @@ class Gpu:
         self.memory()  # any call gives this thread a context, which the driver needs
         session_part = None
         if part:
-            _, parts, _ = self._cut_once()
-            session_part = parts[part - 1]
+            session_part = self._partition_once().parts[part - 1]
         handle = another_stream(session_part) if session_part else _new_stream()
         view = copy(self)  # shares the lanes, the partition and the registered buffers
         view._use_session_stream(torch.cuda.ExternalStream(handle, device=self._device), session_part)

@@ -284,7 +284,8 @@ def _time_up_to(bench: _Measurement, max_batch: int) -> BatchTimes:
 def crossing(model: CpuModel, shapes: Shapes) -> Crossing:
     """Whether batches can be shrunk and joined at the cuts of a model.
 
-    Runs three samples alone, two together and three together, and compares all live tensors after each segment.
+    They cannot if the declared shapes exclude batches, or if a run fails. Runs three samples alone, two together and
+    three together, and compares all live tensors after each segment.
     """
     reason = unbatchable(model, shapes)
     if reason is not None:
