@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from weft.http.client import Answer, Pool, parse_url
 from weft.load.generator import precise_loop
-from weft.load.report import BROKEN, LOST, OK, ranks
+from weft.load.report import BROKEN, LOST, OK, observed_quantiles
 
 Floats = npt.NDArray[np.float64]
 LEAD_S = 0.05
@@ -73,7 +73,7 @@ class Seen:
 
     def quantile_s(self, share: float) -> float | None:
         """The latency that so many of the answers do not exceed; one that was seen."""
-        return ranks(self.good_s, (share,))[0]
+        return observed_quantiles(self.good_s, (share,))[0]
 
 
 class _Stream:

@@ -25,7 +25,7 @@ class ListedRequests(Workload):
         for start in range(0, len(self.times[index]), self.block):
             yield np.array(self.times[index][start : start + self.block], float) * MS
 
-    def fates(self, index: int, seed: int | None = None) -> Iterator[np.ndarray]:
+    def exits_taken(self, index: int, seed: int | None = None) -> Iterator[np.ndarray]:
         while True:
             yield np.array(self.taken[index], np.int64)
 

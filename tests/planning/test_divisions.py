@@ -19,7 +19,7 @@ from tests.planning.machines import asked, first_numbers, host
 from weft.load import LoadResult
 from weft.planning.divisions import MARGIN, is_clearly_worse, why_left_out
 from weft.planning.survey.first_numbers import FirstNumbers, Surveyed
-from weft.planning.survey.measure import ROUNDS, SlowDown, Subject, _Measurement, _Survey, agree, slow_down
+from weft.planning.survey.measure import ROUNDS, SlowDown, Subject, _LoadMeasurement, _Survey, agree, slow_down
 from weft.planning.survey.spans import SeenSpan
 
 QUESTION = asked(("camera", 20.0, 100.0), ("words", 5.0, 200.0))
@@ -155,7 +155,7 @@ class Machine:
             monkeypatch.setattr(_Survey, name, function)
         monkeypatch.setattr(_Survey, "_held_bytes", lambda *_: 2**27)
 
-    def watch(self, survey: _Survey, _: Any, streams: Any, what: str, *seconds: float) -> _Measurement:
+    def watch(self, survey: _Survey, _: Any, streams: Any, what: str, *seconds: float) -> _LoadMeasurement:
         survey._report_progress(what)
         survey.done += 1
         rounds = self.watched.count("2 lanes")
@@ -167,7 +167,9 @@ class Machine:
             for query in range(20)
         ]
         figures = SimpleNamespace(figures=SimpleNamespace(answered_per_s=50.0), latency_s=np.full(20, 0.012))
-        return _Measurement(spans, 0.0, 100.0, cast("LoadResult", SimpleNamespace(streams=[figures] * len(streams))))
+        return _LoadMeasurement(
+            spans, 0.0, 100.0, cast("LoadResult", SimpleNamespace(streams=[figures] * len(streams)))
+        )
 
     def survey(self, lanes: tuple[int, ...], left_out: Container[int] = ()) -> list[Surveyed]:
         survey = _Survey(SUBJECTS, lanes, 1, 1.0, Path(), None, lambda _, *steps: self.told.append(steps))

@@ -196,7 +196,7 @@ def summing(part: str) -> ModelProto:
 def test_a_loop_that_takes_another_row_in_every_turn_is_found(tmp_path: Path) -> None:
     picking, fixed = summing("part = Gather(x, turn)"), summing("part = Gather(x, first)")
     rows = [batch([{"x": drawn(1, 3, 4, seed=seed)} for seed in range(count)]) for count in (2, 3)]
-    assert "turn to turn" in str(judge_rows(picking, rows, Tracer(tmp_path, 1)).mixing)
+    assert "between the iterations" in str(judge_rows(picking, rows, Tracer(tmp_path, 1)).mixing)
     assert judge_rows(fixed, rows, Tracer(tmp_path, 1)).mixing is None
     assert really_mixes(picking) and not really_mixes(fixed)
 

@@ -387,7 +387,7 @@ def test_more_shapes_than_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mon
         dispatcher = server.server.service.dispatcher
         assert len(dispatcher.streams) <= 128
         most = model_state(server, "times")["mean_batch"] and max(
-            s.batches for s in dispatcher.streams._by_use.values()
+            s.max_batch for s in dispatcher.streams._by_use.values()
         )
         assert len(dispatcher.streams.programs) <= 129 * most
         assert told[0] == told[1], "what it tells grows with nothing but its numbers"

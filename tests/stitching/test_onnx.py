@@ -556,7 +556,7 @@ REFUSED = {
     "indices of the largest": (
         [node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2]), node("Cast", ["i"], ["z"], to=1)],
         {},
-        "where the largest",
+        "indices of the largest",
     ),
 }
 

@@ -17,7 +17,7 @@ from weft.simulation.requests import Case, Tally, compiled
 from weft.workloads.requests import Stream, Workload
 
 
-class RegistryEntry(Workload):
+class ListedWorkload(Workload):
     """Requests at given ticks, each with the exit it takes, handed out in small blocks."""
 
     times: tuple[int, ...] = ()
@@ -28,7 +28,7 @@ class RegistryEntry(Workload):
         for start in range(0, len(self.times), self.block):
             yield np.array(self.times[start : start + self.block], float) / 1e9
 
-    def fates(self, index: int, seed: int | None = None) -> Iterator[np.ndarray]:
+    def exits_taken(self, index: int, seed: int | None = None) -> Iterator[np.ndarray]:
         for start in range(0, len(self.taken), 2):
             yield np.array(self.taken[start : start + 2], np.int64)
 
@@ -51,9 +51,9 @@ def refill_case(
     return Case(workload, device, Clock.nanoseconds(), setting, setting, terms, (sum(batches[0]) / 1e9,))
 
 
-def listed_requests(times: tuple[int, ...], taken: tuple[int, ...], *, warm: int = 0, block: int = 3) -> RegistryEntry:
+def listed_requests(times: tuple[int, ...], taken: tuple[int, ...], *, warm: int = 0, block: int = 3) -> ListedWorkload:
     stream = Stream(model="m", rate=1, deadline_ms=1)
-    return RegistryEntry(stream=(stream,), duration_s=1, warmup_s=warm / 1e9, times=times, taken=taken, block=block)
+    return ListedWorkload(stream=(stream,), duration_s=1, warmup_s=warm / 1e9, times=times, taken=taken, block=block)
 
 
 def serve_compiled(case: Case, policy: Policy, late: str, *, seed: int = 0, record: bool = True) -> Tally:

@@ -163,7 +163,7 @@ class TestRecords:
 
     def test_a_record_of_another_network_is_refused(self, folder):
         load = workload(folder, exits=3, exit_record="r.npz")
-        for call in (load.record, load.fates, load.exit_rates):
+        for call in (load.record, load.exits_taken, load.exit_rates):
             with pytest.raises(WorkloadError, match=r"exit_record = 'r.npz' is for 3 exits, must be for 4: 3 early"):
                 call(0)
         with pytest.raises(WorkloadError, match=r"exit_record = 'r.npz' is for 3 exits, but the model has none"):

@@ -238,7 +238,7 @@ def _open_cache(cache: Path | None) -> Iterator[Path]:
 
 
 @dataclass
-class _Measurement:
+class _LoadMeasurement:
     """The result of sending a load: the spans on the lanes, the interval without the warm-up, and the answers."""
 
     all_spans: list[SeenSpan]
@@ -271,8 +271,8 @@ class _OneLane:
 class _Together:
     """Measurements of all models on all lanes; with several lanes, also of each model alone, once per round."""
 
-    rounds: Sequence[_Measurement]
-    single: Mapping[str, Sequence[_Measurement]]
+    rounds: Sequence[_LoadMeasurement]
+    single: Mapping[str, Sequence[_LoadMeasurement]]
     """Model -> its measurements alone; empty for a single lane."""
     gaps_s: Sequence[float]
     """Seconds between successive segments on a lane."""
@@ -415,7 +415,7 @@ class _Survey:
             raise InputError(f"{subject.name}: no run of batch {batch} was seen to its end; measure for longer")
         return mean_times(whole_runs)
 
-    def _runs(self, measurement: _Measurement, name: str) -> list[list[SeenSpan]]:
+    def _runs(self, measurement: _LoadMeasurement, name: str) -> list[list[SeenSpan]]:
         return runs(measurement.spans, name, len(self.served[name]["segments"]))
 
     def _first_numbers(
@@ -473,7 +473,7 @@ class _Survey:
         """Number of segments that a lane queues behind its running segment."""
         return 0 if self.device == HOST else device_kind(self.device).ahead
 
-    def _gaps(self, measurements: Sequence[_Measurement]) -> list[float]:
+    def _gaps(self, measurements: Sequence[_LoadMeasurement]) -> list[float]:
         """Return the seconds between segments of a batch; if these are too few, the gaps between batches on full lanes.
 
         Gaps between batches are not used if lanes queue segments ahead: such a gap is the wait for requests, which is
@@ -502,14 +502,14 @@ class _Survey:
         overheads_s = [max(0.0, latency_s - extent_s - first_gap_s) for latency_s, extent_s in pairs]
         return overheads_s[len(extents_s) // 5 :]
 
-    def _record_single_runs(self, subject: Subject, measurement: _Measurement) -> None:
+    def _record_single_runs(self, subject: Subject, measurement: _LoadMeasurement) -> None:
         """Record the median time of a model's single requests, to compare repeated measurements with each other."""
         whole_runs = self._runs(measurement, subject.name)
         if whole_runs:
             run_s = median(sum(span.took_s for span in run) for run in whole_runs)
             self.repeats_s.setdefault(subject.name, []).append(run_s)
 
-    def _scaled_to_runs(self, model: HostModel, name: str, measurements: Sequence[_Measurement]) -> HostModel:
+    def _scaled_to_runs(self, model: HostModel, name: str, measurements: Sequence[_LoadMeasurement]) -> HostModel:
         """Scale the times of the model's segments by the mean ratio of measured to known times in *measurements*.
 
         Where models alternate, they find cold caches and take longer.
@@ -523,8 +523,8 @@ class _Survey:
 
         Two rounds that agree are enough.
         """
-        single: dict[str, list[_Measurement]] = {subject.name: [] for subject in self.subjects}
-        together: list[_Measurement] = []
+        single: dict[str, list[_LoadMeasurement]] = {subject.name: [] for subject in self.subjects}
+        together: list[_LoadMeasurement] = []
         slow_downs: list[dict[str, SlowDown]] = []
         while len(together) < ROUNDS and not (len(together) > 1 and agree(*slow_downs[-2:])):
             for subject in self.subjects:
@@ -542,7 +542,7 @@ class _Survey:
         self.skipped += (ROUNDS - len(together)) * (1 + len(self.subjects))
         return _Together(together, single, self._gaps(together), self._held_bytes(server))
 
-    def _row_times(self, measurement: _Measurement, name: str) -> list[float]:
+    def _row_times(self, measurement: _LoadMeasurement, name: str) -> list[float]:
         """Return the seconds per row of a model's batches on a lane, for each run."""
         return [sum(span.took_s for span in run) / run[0].rows for run in self._runs(measurement, name)]
 
@@ -580,7 +580,7 @@ class _Survey:
 
     def _measure_load(
         self, server: ServerProcess, streams: Sequence[dict[str, Any]], what: str, seconds: float | None = None
-    ) -> _Measurement:
+    ) -> _LoadMeasurement:
         """Send these streams for at least *seconds*; return the spans on the lanes. *what*: name for the progress."""
         self._report_progress(what)
         duration_s = min(LONGEST_S, max(self.seconds if seconds is None else seconds, self._least_s(streams)))
@@ -597,7 +597,7 @@ class _Survey:
         spans = [span._replace(model=self.bodies.get(span.model, span.model)) for span in trace_spans]
         self.done += 1
         since_s = warm_s + min((span.start_s for span in spans), default=began_s)
-        return _Measurement(spans, since_s, since_s + duration_s, result)
+        return _LoadMeasurement(spans, since_s, since_s + duration_s, result)
 
     def _without_exits(self, workload: Workload) -> Workload:
         """Return the workload with thresholds at which no request leaves early."""

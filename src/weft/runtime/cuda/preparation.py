@@ -126,7 +126,7 @@ class ModelPreparation:
         if tasks:
             changes = {"max_batch": requested or min(most, tasks * max(sizes)), "round_rows": max(sizes)}
         elif requested is not None and max(sizes) < requested and batched:
-            raise ModelError(f"max_batch is {requested}, but its batches must be smaller: {reason}")
+            raise ModelError(f"max_batch is {requested}, but the model cannot be batched to that size: {reason}")
         else:
             changes = {"max_batch": max(sizes)}
         if reason is not None:

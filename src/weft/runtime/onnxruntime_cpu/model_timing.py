@@ -276,7 +276,7 @@ def _time_up_to(bench: _Measurement, max_batch: int) -> BatchTimes:
     sizes += [max_batch] if max_batch > 1 else []
     for size in sizes:
         if (reason := bench.row_mismatch(size)) is not None:
-            raise ModelError(f"max_batch is {max_batch}, but its batches must be smaller: {reason}")
+            raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched to that size: {reason}")
     bench.repeat(1, *sizes)
     return BatchTimes(bench.medians_s(), batchable=True, max_batch=max_batch)
 
