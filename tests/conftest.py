@@ -60,9 +60,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 LONG = (
     "base/test_registry.py",
+    "cli/test_cli.py::test_an_exported_table_model_is_streamed_like_its_description",
+    "cli/test_cli.py::test_compare_gives_every_policy_the_pieces_that_weft_chose",
+    "cli/test_cli.py::test_every_export_is_written_and_named",
+    "cli/test_cli_map.py",
     "cli/test_cli_stitch.py",
     "cli/test_cli_tune.py",
+    "cli/test_command_line.py::test_what_is_asked_for_is_compiled_once_and_said",
+    "costs/test_explore.py",
+    "devices/test_host_device.py::test_a_real_model_is_measured_under_its_server_and_served_by_the_simulator",
     "engine/test_trial.py",
+    "kernels/test_host_loop.py::test_the_loop_is_right_as_it_is_written",
+    "kernels/test_kernels.py",
+    "kernels/test_refill.py",
+    "kernels/test_request_loop.py::test_the_loop_is_right_with_the_jit_off",
     "kernels/test_rules.py",
     "load/test_bench_samples.py",
     "mapping/test_baselines.py",
@@ -74,37 +85,47 @@ LONG = (
     "models/test_zoo.py",
     "numbers/test_oracles.py",
     "papers/",
+    "placing/test_placement.py::test_where_no_machine_was_judged_alone_none_is_called_the_worst",
     "planning/test_plan_device.py",
     "policies/test_on_shares.py",
     "policies/test_top_up.py",
     "runtime/cuda/test_body_models.py",
     "runtime/cuda/test_fused_models.py",
+    "runtime/cuda/test_programs.py",
     "runtime/cuda/test_stitched_models.py",
     "serving/test_openapi_properties.py",
     "serving/test_serve_bodies.py",
+    "serving/test_serve_life.py::test_memory_returns_with_an_unload",
     "serving/test_serve_models.py",
     "serving/test_serve_stitched.py",
+    "serving/test_serve_stitched_device.py",
     "serving/test_soak.py",
     "simulation/test_queueing_theory.py",
     "stitching/test_assembly.py",
     "stitching/test_bodies.py",
+    "stitching/test_bodies_adapters.py",
     "stitching/test_bodies_near.py",
     "stitching/test_bodies_pictures.py",
     "stitching/test_bodies_torch.py",
+    "stitching/test_body_serving.py",
+    "stitching/test_discovery.py",
     "stitching/test_forms.py",
     "stitching/test_fused.py",
     "stitching/test_fused_body.py",
+    "stitching/test_islands.py",
     "stitching/test_planner.py",
     "stitching/test_random.py",
     "stitching/test_rivals.py",
+    "stitching/test_torch_module.py",
     "stitching/test_zipping.py",
+    "test_examples.py::test_the_early_exits_of_the_page_are_served_measured_and_simulated",
     "tuning/test_device.py",
     "tuning/test_exhaustive.py",
     "tuning/test_export_activations.py",
     "tuning/test_onnx_workers.py",
     "tuning/test_tuner.py",
 )
-"""Tests that take long: papers reproduced, and rooms held against others' programs or random cases once more."""
+"""Folders, files and tests that take long: papers reproduced, comparisons with other programs, many random cases."""
 
 
 TESTS = Path(__file__).parent
@@ -132,7 +153,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _is_long(item.path):
+        if item.nodeid.removeprefix("tests/").startswith(LONG):
             item.add_marker("long")
     # loops of requests are compiled meanwhile (tests.loops)
     items.sort(key=lambda item: item.path.parent == TESTS or item.path.relative_to(TESTS).parts[0] in USES_LOOPS)
