@@ -146,7 +146,8 @@ def test_a_program_that_had_a_server_goes_on_after_it(tmp_path: Path) -> None:
         "try: main(sys.argv[1:])",
         "except SystemExit as error: print('goes on', error.code)",
     ]
-    arguments = ["serve", str(tmp_path), "--http-port", "0", "--grpc-port", "-1"]
+    # learned before it is ready: else learning may begin just when the server is told to end
+    arguments = ["serve", str(tmp_path), "--http-port", "0", "--grpc-port", "-1", "--learn-first"]
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(command), *arguments], capture_output=True, text=True, timeout=live.PATIENCE_S
     )
