@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,10 @@ def test_sigterm_ends_the_server_with_all_its_workers(tmp_path: Path) -> None:
     with serve_process(tmp_path, "--lanes", "1", "--drain-s", "0.1", "--isolation", "process") as (server, address):
         waiting = Background(lambda: infer(address, "turning", loop_input(ENDLESS)))
         until(lambda: any(lane["busy"] for lane in send(address, "GET", "/weft/state").json()["lanes"]), "it runs")
-        children = Path(f"/proc/{server.pid}/task")
-        pids = {int(each) for task in children.iterdir() for each in (task / "children").read_text().split()}
+        pids: set[int] = set()
+        for task in Path(f"/proc/{server.pid}/task").iterdir():
+            with suppress(OSError):  # a thread that has ended meanwhile
+                pids.update(map(int, (task / "children").read_text().split()))
         assert pids
         server.send_signal(signal.SIGTERM)
         _, errors = server.communicate(timeout=120)
