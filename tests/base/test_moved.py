@@ -10,10 +10,15 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import weft
 from weft.base.moved import MOVED, new_name
+from weft.engine import Arrivals
+from weft.engine.tickets import Terms
+from weft.workloads.exits import ExitRecord
+from weft.workloads.requests import parse_workload
 
 
 def run(code: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -78,3 +83,17 @@ def test_a_folder_that_an_update_left_behind_hides_no_tool(tmp_path):
     code = "import weft.mapping; print(weft.__file__, weft.mapping.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == [str(copied / "__init__.py"), "weft_map"], done.stderr
+
+
+def test_members_that_have_other_names_since_0_2_work_with_a_warning():
+    exits = ExitRecord(np.array([[0.9, 0.9], [0.1, 0.9]]), np.ones((2, 2), bool))
+    stream = {"model": "resnet50", "rate": 15, "deadline_ms": 400, "exits": 1, "exit_rates": [0.5, 0.5]}
+    workload = parse_workload({"stream": [stream]}, "w.toml")
+    with pytest.warns(DeprecationWarning, match="ExitRecord.fates is exits_taken now; the old name ends with 0.4"):
+        assert exits.fates(0.5).tolist() == exits.exits_taken(0.5).tolist() == [0, 1]
+    with pytest.warns(DeprecationWarning, match="Workload.fates is exits_taken now"):
+        assert next(workload.fates(0)).tolist() == next(workload.exits_taken(0)).tolist()
+    terms = [Terms(programs=0, deadline=10, max_batch=1, timeout=0, priority=1)]
+    with pytest.warns(DeprecationWarning, match=r"Arrivals\(sure=\) is confidences= now"):
+        feed = Arrivals(terms, [iter([3])], end=9, sure=[iter([{1: 0.7}])])
+    assert [ticket.confidences for ticket in feed.take(5)] == [{1: 0.7}]

@@ -54,6 +54,17 @@ def test_what_cannot_win_is_not_simulated(brief):
     assert left.why.startswith("cannot carry more than 5.")
 
 
+def test_a_simpler_division_of_the_cores_is_taken_if_it_carries_two_load_steps_less(brief):
+    quick = host(1, 2, memory_bytes=100, a=[8.0], b=[2.0])
+    simpler = host(1, memory_bytes=100, a=[8.1], b=[2.025])
+    question = asked(*LIGHT, objective="deadlines")
+    options = [arrangement(quick, "edf"), arrangement(simpler)]
+    found = choose(question, options, lambda option: option.host.memory_bytes or 0)
+    assert (found.best.arrangement.host, found.others[0].arrangement.host) == (quick, simpler)
+    assert found.best.level() == found.others[0].level() + 2
+    assert finals(question, [found.best, *found.others]).winner.trial.arrangement.host is simpler
+
+
 def test_what_does_not_fit_into_memory_is_left_out_and_if_nothing_does_that_is_told(brief):
     found = chosen("deadlines", ONE, TWO, memory_bytes=200)
     assert found.best.arrangement.host is ONE and "memory" in found.left_out[0].why

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+from warnings import warn
 
 from weft.engine.engine import Completion
 from weft.engine.policies.base import NO_DEADLINE
@@ -38,6 +39,7 @@ class Arrivals:
     leaves: for each request, the number of layers after which it leaves; None for a stream without exits.
     confidences: for each request, its confidences, if a threshold decides at which exit it leaves; None otherwise.
     lines: the limit of the stream's own queue; None: only the limit of all queues together.
+    sure: *confidences* under its name before 0.3.
     """
 
     def __init__(
@@ -50,7 +52,11 @@ class Arrivals:
         leaves: Sequence[Iterator[int] | None] | None = None,
         confidences: Sequence[Iterator[Confidences] | None] | None = None,
         lines: Sequence[WaitingLine | None] | None = None,
+        sure: Sequence[Iterator[Confidences] | None] | None = None,
     ) -> None:
+        if sure is not None:
+            warn("Arrivals(sure=) is confidences= now; the old name ends with 0.4", DeprecationWarning, stacklevel=2)
+            confidences = sure
         self._terms, self._times, self._end, self._strict = terms, times, end, strict
         self._leaves = leaves or [None] * len(terms)
         self._confidences = confidences or [None] * len(terms)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from warnings import warn
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,11 @@ class ExitRecord:
     def exits(self) -> int:
         """Number of exits, the end included."""
         return int(self.confidence.shape[1])
+
+    def fates(self, threshold: float) -> Ints:
+        """Return ``exits_taken`` under its name before 0.3, with a DeprecationWarning until 0.4."""
+        warn("ExitRecord.fates is exits_taken now; the old name ends with 0.4", DeprecationWarning, stacklevel=2)
+        return self.exits_taken(threshold)
 
     def exits_taken(self, threshold: float) -> Ints:
         """Return the exit at which each sample leaves: the first whose confidence reaches *threshold*, else the end."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
+from warnings import warn
 
 import numpy as np
 import numpy.typing as npt
@@ -265,6 +266,11 @@ class Workload(BaseModel):
     def exits_taken(self, index: int, seed: int | None = None) -> Iterator[Ints]:
         """Yield endless blocks of the exits at which a stream's successive requests leave, from 0; the end is last."""
         return (block.exits for block in self._exit_blocks(index, seed))
+
+    def fates(self, index: int, seed: int | None = None) -> Iterator[Ints]:
+        """Return ``exits_taken`` under its name before 0.3, with a DeprecationWarning until 0.4."""
+        warn("Workload.fates is exits_taken now; the old name ends with 0.4", DeprecationWarning, stacklevel=2)
+        return self.exits_taken(index, seed)
 
     def record_rows(self, index: int, seed: int | None = None) -> Iterator[Ints]:
         """Yield the rows of the record from which ``exits_taken`` are drawn; -1 if they are drawn from rates."""

@@ -60,7 +60,7 @@ def knobs(fitted: float) -> list[Knob]:
         Knob(
             "scale of the demands", lambda base, value: base._replace(demand=value), "demands times",
             tuple(sorted({0.5, 1.0, 1.5, 2.0, fitted, 3.0})), 1.0,
-            "derived GoogLeNet demands 24 GB/s in the mean, the measured one for 81",
+            "derived GoogLeNet demands 24 GB/s in the mean, the measured one 81",
         ),
         Knob(
             "split of the DLA's cbp and tbwdc", lambda base, value: base._replace(split=value), "cbp of the DLA times",

@@ -55,8 +55,10 @@ class PackageWriter:
         module = OnnxModule(model, dtype, channels_last=dtype is not None).to(job.device)
         inputs, outputs = (tuple(name for name, _ in named) for named in (module.inputs, module.outputs))
         empty_manifest = Manifest(inputs=inputs, outputs=outputs)
+        examples = example_inputs(job, module, rows)
         with torch.no_grad():
-            exported = torch.export.export(module, example_inputs(job, module, rows), strict=False)
+            module.store_constants(*examples)
+            exported = torch.export.export(module, examples, strict=False)
             tensors = {**exported.state_dict, **exported.constants}
             with self._locked():  # the weights, which all batch sizes share
                 manifest = self._read() or empty_manifest

@@ -89,6 +89,9 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         check_meanings(graph)
         self._arrays = {name: to_array(tensor) for name, tensor in initializers(graph).items()}
         self._buffer_of: dict[str, str] = {}
+        self._constants: dict[Any, str] = {}
+        """The numbers of each constant of ``store_constants``, and its type -> the buffer that holds it."""
+        self._stores_constants = False
         steps = [self._step(node, versions) for node in graph.node]
         self.steps = with_attention(steps, [name for name, _ in self.outputs], self._arrays)
         read = {argument for step in self.steps for argument in step.arguments if isinstance(argument, Name)}
@@ -111,6 +114,26 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
             tensors |= zip(step.outputs, result if several else (result,), strict=False)
         return tuple(self._tensor(tensors[name], device).to(kind) for name, kind in self.outputs)
 
+    def store_constants(self, *inputs: Any) -> None:
+        """Run once on *inputs*, and register the constants that steps make from the shapes as buffers.
+
+        The compiler gives constants that it meets in the code other names than the exported program has.
+        """
+        self._stores_constants = True
+        self(*inputs)
+        self._stores_constants = False
+
+    def _constant(self, values: Sequence[float], device: Any, dtype: Any = None) -> Any:
+        """A constant vector: a buffer of ``store_constants``, or a new tensor (``TorchNode.constant``)."""
+        key = (tuple(values), dtype)
+        if key not in self._constants:
+            tensor = torch.tensor(values, device=device, dtype=dtype)
+            if not self._stores_constants:
+                return tensor
+            self._constants[key] = f"constant_{len(self._constants)}"
+            self.register_buffer(self._constants[key], tensor)
+        return getattr(self, self._constants[key])
+
     def _step(self, node: OnnxNode, versions: Mapping[str, int]) -> TorchStep:
         """The step of a node; *versions*: the opset of each domain."""
         entry = find(qualified(node))
@@ -124,7 +147,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
             attributes |= {} if index.ndim else {"single_index": int(index)}
         numbers = entry.torch_numbers
         arguments = tuple(self._parse_argument(name, place in numbers) for place, name in enumerate(node.input))
-        context = TorchNode(torch, attributes, len(node.output), versions.get(node.domain, 1))
+        context = TorchNode(torch, attributes, len(node.output), versions.get(node.domain, 1), self._constant)
         return TorchStep(node_name(node), entry.name, entry.torch, context, arguments, numbers, tuple(node.output))
 
     def _parse_argument(self, name: str, as_numbers: bool) -> Any:
@@ -150,7 +173,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
 
     def _tensor(self, value: Any, device: Any) -> Any:
         """The value as a tensor; the results of ``Shape`` are tuples of numbers."""
-        return torch.tensor(value, device=device) if isinstance(value, tuple) else value
+        return self._constant(value, device) if isinstance(value, tuple) else value
 
     def _cast(self, value: Any) -> Any:
         """A tensor in the module's number type, and images in its memory layout."""

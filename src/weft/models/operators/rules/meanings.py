@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -43,6 +43,8 @@ class TorchNode:
     """Number of outputs of the node."""
     version: int = NEWEST
     """Opset of the node's operator."""
+    stored: Callable[[Sequence[float], Any, Any], TorchTensor] | None = None
+    """Instead of ``constant``, for a module that stores its constants; None: they are made anew."""
 
     @property
     def nn(self) -> Any:
@@ -55,6 +57,12 @@ class TorchNode:
         """The *value* of an input that older opsets have as the attribute *name*; None if the node has neither."""
         values = self.get(name) if value is None else value
         return None if values is None else tuple(values)
+
+    def constant(self, values: Sequence[float], like: TorchTensor, dtype: Any = None) -> TorchTensor:
+        """A vector of *values* on the device of *like*; *dtype*: its torch type, None: int64."""
+        if self.stored is not None:
+            return self.stored(values, like.device, dtype)
+        return self.torch.tensor(values, device=like.device, dtype=dtype)
 
     def dtype(self, number: int) -> Any:
         """The torch type of ONNX's element type *number*; raises ModelError if torch has none."""
@@ -390,7 +398,7 @@ def einsum(t: TorchNode, *operands: TorchTensor) -> TorchTensor:
 
 def _with_attributes(t: TorchNode, **attributes: Any) -> TorchNode:
     """The node with these attributes replaced or added."""
-    return TorchNode(t.torch, {**t.attributes, **attributes}, t.outputs, t.version)
+    return replace(t, attributes={**t.attributes, **attributes})
 
 
 # Shapes
@@ -495,7 +503,7 @@ def pad(
     for axis, (before, after) in enumerate(widths):
         if before or after:
             indices = [_source_index(target, x.shape[axis], mode) for target in range(-before, x.shape[axis] + after)]
-            x = x.index_select(axis, t.torch.tensor(indices, device=x.device))
+            x = x.index_select(axis, t.constant(indices, x))
     return x
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from weft.models.operators.rules.meanings import Numbers, TorchNode, TorchTensor, activated
@@ -163,7 +164,7 @@ def resize(
 def upsample(t: TorchNode, x: TorchTensor, scales: Numbers | None = None) -> TorchTensor:
     """Upsample, as the Resize with the same results."""
     mode = {"mode": t.get("mode", "nearest"), "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return resize(TorchNode(t.torch, mode, 1, t.version), x, None, t.numbers("scales", scales))
+    return resize(replace(t, attributes=mode), x, None, t.numbers("scales", scales))
 
 
 def _resample(t: TorchNode, x: TorchTensor, axis: int, taps: Taps) -> TorchTensor:
@@ -171,9 +172,9 @@ def _resample(t: TorchNode, x: TorchTensor, axis: int, taps: Taps) -> TorchTenso
     shape = [-1 if other == axis else 1 for other in range(x.dim())]
     total = None
     for places, shares in zip(taps.places, taps.shares, strict=True):
-        part = x.index_select(axis, t.torch.tensor(places, device=x.device))
+        part = x.index_select(axis, t.constant(places, x))
         if any(share != 1.0 for share in shares):
-            part = part * t.torch.tensor(shares, device=x.device, dtype=x.dtype).reshape(shape)
+            part = part * t.constant(shares, x, x.dtype).reshape(shape)
         total = part if total is None else total + part
     return total
 
