@@ -158,8 +158,11 @@ class _BestKnown:
     case: MappingCase
     schedule: Schedule
     value: float
+    """Makespan in seconds, or runs per second, as the objective says."""
     latency_s: float
+    """Makespan in seconds with either objective: a frame takes that long."""
     bound: float
+    """No schedule has a better value; equal to ``value`` once that is proved to be the best."""
     proved: bool = False
     within_limits: bool = True
     """Whether the schedule keeps the limits. A naive schedule may break them; a searched one never does."""
@@ -317,7 +320,10 @@ class _Loop:
                 self._take_report(phase, known, news)
 
     def _take_report(self, phase: _Phase, known: _BestKnown, news: News) -> None:
-        """Update the best known schedule, its bound and its proof by one report about the phase's problem."""
+        """Update the best known schedule, its bound and its proof by one report about the phase's problem.
+
+        The planner reports only schedules within the limits. One replaces a naive schedule outside them at any value.
+        """
         report, since_s = news.report, news.at_s - self._origin_s - phase.start_s
         known.tighten_bound(report.bound)
         if report.schedule is not None and known.is_beaten_by(report.value):

@@ -105,6 +105,7 @@ class Builder:
         self._steps: list[GraphStep] = []
         self._constants: dict[str, Array] = {}
         self._weights: set[str] = set()
+        """Names of the constants that are weights."""
         self._stored: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         """Type, shape and bytes of a constant -> its name."""
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -114,9 +115,11 @@ class Builder:
         self._reserved: set[str] = set()
         """Names that new tensors must not take."""
         self.tuned = False
+        """Whether weights take few distinct values, as those of a net from ``weft tune``; set by the caller."""
         self.rounded: dict[str, str] = {}
         """Tensor -> the tensor of which it is the value rounded to a number format."""
         self.origins: list[KernelOrigin] = []
+        """For constants that hold kernels: which kernels, and how to read them again."""
 
     def reserve(self, names: Iterable[str]) -> None:
         """Keep *names* free for inputs and outputs that are added later."""

@@ -152,7 +152,7 @@ class Judge:
         self._database, self._on_progress = database, on_progress
         self._objective, self._objectives = objective, dict[Configuration, float]()
         self._in_full = faithful or not evaluator.stops_early
-        """Whether every candidate is scored exactly, many in one call."""
+        """Whether every candidate is scored exactly, many in one call: evaluations are not stopped early."""
         self._skip_failures = on_failure == "skip"
         self.phase: Phase = 1
         self._subset: Subset = "small"
@@ -269,12 +269,13 @@ class Judge:
         return self._record(configuration, step, outcome)
 
     def _score_together(self, points: Sequence[Point], step: Step) -> None:
-        """Score all new *points* in parallel, in a faithful search or if the evaluator cannot stop early."""
+        """Score all new *points* in parallel, if all are scored in full; else ``_score`` scores one after another."""
         if not self._in_full:
             return
         distinct = dict.fromkeys(point.configuration for point in points)
         unknown = [configuration for configuration in distinct if (self._subset, configuration) not in self._known]
-        outcomes = {configuration: self._stored_outcome(configuration, -math.inf) for configuration in unknown}
+        # needed=-inf: no stored bound is below it, so that only exact scores count
+        outcomes = {configuration: self._stored_outcome(configuration, needed=-math.inf) for configuration in unknown}
         missing = [configuration for configuration in unknown if outcomes[configuration] is None]
         if missing:
             outcomes |= dict(zip(missing, self._evaluate_many(missing, step), strict=True))
@@ -282,7 +283,7 @@ class Judge:
             self._record(configuration, step, outcomes[configuration])
 
     def _stored_outcome(self, configuration: Configuration, needed: float) -> Score | EvaluationError | None:
-        """Look up an outcome in the database; stored failures count only if failures are skipped."""
+        """Look up an exact score or a bound below *needed*; stored failures count only if failures are skipped."""
         outcome = self._database.find(self._fingerprint, self._subset, configuration, needed)
         if isinstance(outcome, EvaluationError) and not self._skip_failures:
             return None  # the search stopped at this failure before; the user may have mended its cause

@@ -195,17 +195,21 @@ class _Joiner:
         return any(self._value_has_rows(BodyValue(number, index)) for index, name in enumerate(outputs) if name)
 
     def tensor(self, value: BodyValue, crew: Crew) -> str:
-        """The tensor with a value's rows for the models of *crew*, in order."""
+        """The tensor with a value's rows for the models of *crew*, in order; made at first use.
+
+        A value with rows is gathered from the crews for which ``write`` has written its step; a step whose values have
+        none, such as sizes, is written here.
+        """
         by_crew = self._tensors.setdefault(value, {})
         if crew not in by_crew:
             if self._value_has_rows(value):
                 by_crew[crew] = self._gather_rows(value, crew)
             else:
-                self._write_step(value.step, crew)
+                self._write_step(value.step, crew)  # enters its outputs into ``_tensors``, so into by_crew
         return by_crew[crew]
 
     def _write_step(self, number: int, crew: Crew) -> None:
-        """Write step *number* for the models of *crew*, and the steps that apply their differences to the weight."""
+        """Write step *number* for the models of *crew*, with their differences to the weight; fill ``_tensors``."""
         step = self.body.steps[number]
         contents = self._contents(number, crew[0])
         operands = [

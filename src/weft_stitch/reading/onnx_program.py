@@ -110,7 +110,11 @@ class Constants:
         return arrays
 
     def size_key(self, key: str) -> object:
-        """A key that is equal for constants of equal sizes; integers must be equal, as they may be sizes."""
+        """A key for "gives values of equal sizes": models run a step together only if its inputs' sizes are equal.
+
+        Floats count by type and shape; other constants by content, as they may be sizes (of a Reshape). A derived
+        constant, which is not stored, counts by its node and the size keys of its sources.
+        """
         if key in self.derived:
             derived = self.derived[key]
             sources = (self.size_key(source) for source in derived.inputs if source)

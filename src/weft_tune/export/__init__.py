@@ -67,7 +67,7 @@ _WEIGHT_WRITERS = {
 
 
 class Site(NamedTuple):
-    """A tuned layer in a graph."""
+    """A tuned layer in a graph, where ``export`` makes a node read rounded tensors."""
 
     layer: str
     position: int
@@ -116,7 +116,10 @@ def write_export(
 
 
 def find_sites(model: OnnxModel, network: Network) -> list[Site]:
-    """The sites of all layers of a flat model, in the order of the graph."""
+    """Find the nodes and weights of the network's layers, in the order of the graph.
+
+    model: as ``flat`` returns it, without functions and Constant nodes.
+    """
     known = {layer.name: layer for layer in find_layers(model)}
     check_layers(network, known, network.name)
     sites = [Site(name, known[name].position, known[name].weight) for name in network.layers]
