@@ -73,15 +73,18 @@ def batching(
 
 
 def _batching_rows(base: StreamPair, grid: Sequence[StreamPair], answers: SustainedLoads) -> tuple[Row, ...]:
-    """Rows with the gain of each scheduler's best batching over the one used, and layerweaver+ at its best."""
+    """Rows on the batcher's settings: what each scheduler gains by its best, and layerweaver+ over baseline with those.
+
+    base: the settings of Fig. V.5 to V.7. grid: all that were tried.
+    """
     rows = []
     for scheduler in (BASELINE, PLUS):
         best = max(grid, key=lambda scene: answers[scene, scheduler].rate)
         gain = answers[best, scheduler].rate / answers[base, scheduler].rate
         rows.append(
             Row(
-                "batching", f"best {scheduler.name} over the one used, {base.name}", None, gain, "x",
-                f"the paper prints neither; best: at most {best.max_batch} after {best.timeout_ms:g} ms; used in "
+                "batching", f"best {scheduler.name} over the one used, {base.name}", paper=None, ours=gain, unit="x",
+                why=f"the paper prints neither; best: at most {best.max_batch} after {best.timeout_ms:g} ms; used in "
                 f"Fig. V.5 to V.7 for all: {base.max_batch} after {base.timeout_ms:g} ms",
             )
         )  # fmt: skip
@@ -90,8 +93,8 @@ def _batching_rows(base: StreamPair, grid: Sequence[StreamPair], answers: Sustai
     quantity = f"layerweaver+ over baseline, each at its best, {base.name}"
     rows.append(
         Row(
-            "batching", quantity, None, plus_best / baseline_best, "x",
-            f"{answers[base, PLUS].rate / answers[base, BASELINE].rate:.3f} with the settings used for both",
+            "batching", quantity, paper=None, ours=plus_best / baseline_best, unit="x",
+            why=f"{answers[base, PLUS].rate / answers[base, BASELINE].rate:.3f} with the settings used for both",
         )
     )  # fmt: skip
     return tuple(rows)
