@@ -74,13 +74,13 @@ class GpuSharing:
         self._bodies: list[int] = []
         self._tags: list[int] = []
         self._living: set[int] = set()
-        """Loaded bodies."""
+        """Numbers of the loaded bodies: models, or groups of stitched models."""
         self._numbers = count()  # unused numbers, for bodies and for tags
         self.shares = self.cuts.shares(self._kinds, self._bodies, self._tags)
         self._ended: deque[LaneRun] = deque(maxlen=KEPT)
         """The last segments, in the order of their ends."""
         self._changed: set[int] = set()
-        """Bodies with learned speeds that the policy does not know yet."""
+        """Numbers of bodies with learned speeds that the policy does not use yet."""
         self._next_update = 0
         """The earliest time at which learned speeds are passed on to the policy again, in ticks."""
         self._predicted: dict[tuple[int, int, int, int], float] = {}
@@ -114,7 +114,10 @@ class GpuSharing:
                 self._tags[kind] = tags[sensitivity]
 
     def _publish(self, now: int) -> None:
-        """Pass learned speeds on to the policy, if the last update was long enough ago."""
+        """Make the policy use learned speeds, by new tags for their bodies, if the last update was long enough ago.
+
+        Each makes the policy assign models to lanes anew, which takes longer with more pairs of loaded bodies.
+        """
         if self._changed and now >= self._next_update:
             for body in self._changed:
                 self._tag(body)

@@ -58,9 +58,9 @@ class Learner:
     ) -> None:
         """open_learned: opens and learns a model within a time in seconds, on any thread.
 
-        fits: tells whether a number of bytes fits the memory budget. install: serves a body for the models of slots.
-        learn_s: time limit of a model. gently: learn at low priority; not if models have threads of their own, which
-        would inherit that priority and keep it.
+        fits: tells whether a number of bytes fits the memory budget. install: lets a learned model serve the requests
+        for the slots. learn_s: time limit of a model. gently: learn at low priority; False if sessions start threads,
+        which would inherit that priority and keep it while they serve requests.
         """
         self._open_learned, self._fits, self._install = open_learned, fits, install
         self._learn_s, self.gently = learn_s, gently

@@ -1,9 +1,9 @@
 """Loaded models: loading on demand within a memory budget, eviction of the least recently used, leases, unloading.
 
 A model is never closed while a request needs it: a model that is replaced, unloaded or evicted is closed after its last
-request. Stitched models are loaded and evicted together, because they share one body. A model is served whole as soon
-as it can run, and learned later (``learning``). Every load has a thread of its own; loads wait for each other only if
-memory is short. All state belongs to the event loop; only the loading itself runs on threads.
+request. Stitched models are loaded and evicted together, because they share one body. Models are learned before they
+are served, or served whole at first and learned later (``learning``). Every load has a thread of its own; loads wait
+for each other only if memory is short. All state belongs to the event loop; only the loading itself runs on threads.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Library:
         precision: str = "fp32",
         compile_s: float = 300.0,
     ) -> None:
-        """threads: of one segment. budget_bytes: limit on all loaded models, None: that of the backend.
+        """threads: how many compute a segment. budget_bytes: limit on all loaded models, None: that of the backend.
 
         cache: folder for cut models. learn_s: time limit for learning a model; 0: no learning. learn_first: learn
-        before serving. precision, compile_s: as in the settings of the server.
+        before serving; False: serve whole, learn later. precision, compile_s: as in the settings of the server.
         max_compute_s: how long a request may be computed, unless its model has a limit of its own.
         isolation: where models run that do not set it themselves (``isolation.group_of``).
         """
@@ -78,7 +78,7 @@ class Library:
         self.evictions = 0
         self._room_changed = asyncio.Event()
         """Set when memory was freed, or another reason to wait for it has ended."""
-        dispatcher.feed.emptied = self._close_if_retired
+        dispatcher.feed.emptied = self._close_if_retired  # the feed counts leases, and knows when the last is released
 
     @property
     def used_bytes(self) -> int:

@@ -140,7 +140,8 @@ class BatchWork:
     def compute_left_ns(self) -> int:
         """Return how long the batch may compute before one of its requests has used up ``max_compute_s``.
 
-        Time in earlier batches counts. Requests with strict deadlines have no such limit; NO_DEADLINE if all have one.
+        Time in earlier batches counts. Requests with strict deadlines are not limited by ``max_compute_s``: NO_DEADLINE
+        if the batch has no others.
         """
         least_ns = NO_DEADLINE
         for ticket in self.tickets:

@@ -189,7 +189,10 @@ def _parse_message(text: bytes) -> dict[str, Any]:
 
 
 def _key_count(message: dict[str, Any]) -> int:
-    """Count the keys of a request, its tensors and their parameters; ``check_keys`` compares it with the JSON text."""
+    """Count the keys of a parsed request, its tensors and their parameters.
+
+    The JSON text has more keys if one was given twice, as parsing keeps only the last: ``check_keys`` compares them.
+    """
     count = own_keys(message)
     for tensors in (message.get("inputs"), message.get("outputs")):
         if type(tensors) is not list:

@@ -263,7 +263,10 @@ class DeviceModel(BlueprintModel):
         return StepOutput(next_values, {} if exit_name is None else {exit_name: runner.to_array(values[exit_name])})
 
     def _uncaptured_values(self, segment: int, parts: list[BatchPart]) -> Mapping[str, Any]:
-        """The values of all rows that continue, in the form that ``run_uncaptured`` takes."""
+        """The values of all rows that continue, in the form that ``run_uncaptured`` takes.
+
+        Between segments, those of one whole batch stay on the device; otherwise parts are joined on the host.
+        """
         if segment and len(parts) == 1 and parts[0].rows is None:
             unchanged: Mapping[str, Any] = parts[0].values.values
             return unchanged
@@ -273,11 +276,11 @@ class DeviceModel(BlueprintModel):
 
     def _as_arrays(self, values: Any) -> dict[str, Any]:
         """Values of any kind as arrays on the host."""
-        if isinstance(values, UncapturedValues):
+        if isinstance(values, UncapturedValues):  # any segment can convert them: all are of one kind
             return {name: self._device_segments[0].to_array(value) for name, value in values.values.items()}
         if isinstance(values, DeviceValues):
             arrays = {name: self._answer(values.rung, tensor, values.rows) for name, tensor in values.tensors.items()}
-            self._device.finish()
+            self._device.finish()  # ``_answer`` has only started the copies into the arrays
             return arrays
         return {name: as_array(array) for name, array in values.items()}
 

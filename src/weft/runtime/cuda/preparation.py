@@ -225,7 +225,10 @@ class ModelPreparation:
         return [_length_s(blueprint, rungs[1].timed(index), rungs[largest].timed(index)) for index in indices]
 
     def _add_exits(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
-        """The blueprint with exits at the forced cuts, of all *cuts*; only the last exit remains an output."""
+        """The blueprint with its exits: one at each forced cut, and the last at the model's end, its only output.
+
+        cuts: all cuts, in order, so that the index of a cut is that of the segment which ends there.
+        """
         exit_segments = [*(cuts.index(cut) for cut in self.forced), len(cuts)]
         exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, exit_segments, strict=True)]
         outputs = tuple(spec for spec in blueprint.outputs if spec.name == self.exits[-1])

@@ -80,7 +80,7 @@ class ModelWorker:
         self.values: dict[int, Any] = {}
         """Values of batches, by number; if the step that should produce them failed, its error."""
         self.regions: dict[int, Borrowed] = {}
-        """Regions of memory that clients share, by the numbers that the server gave them."""
+        """Shared memory of clients (a file or memory of a GPU) that holds tensors, by the server's numbers for it."""
         self._lanes: dict[int, WorkerLane] = {}
         self._call_pool, self._write_pool = ThreadPoolExecutor(1, "calls"), ThreadPoolExecutor(1, "writes")
         # Guards the check and insertion in regions: several threads open them, and each must be opened once.
@@ -135,7 +135,7 @@ class ModelWorker:
         return values
 
     def borrow(self, terms: LendingTerms, file: int | None) -> None:
-        """Open a client's region, or keep the error for the steps that need it; takes over *file*."""
+        """Open a region of shared memory, or keep the error for the steps that need it; takes over *file*."""
         with self._borrowing:
             if terms.number in self.regions:
                 close_all(() if file is None else (file,))
@@ -148,7 +148,7 @@ class ModelWorker:
                 self.regions[terms.number] = _FailedRegion(BadRequest(f"the region cannot be used there: {error}"))
 
     def _close_region(self, number: int) -> None:
-        """Close the client's region of this number, if it was opened."""
+        """Close the region of a client's shared memory with this number, if it was opened."""
         region = self.regions.pop(number, None)
         try:
             if region is not None:
