@@ -45,9 +45,11 @@ class Admission:
         *,
         late_gives_way: bool,
     ) -> None:
-        """batcher: makes candidates of requests. rests, abortable: methods of the executor.
+        """batcher: makes candidates of requests.
 
-        late_gives_way: whether requests that can no longer be on time run after all others.
+        rests: returns the layers that the executor has started, with their expected ticks. abortable: returns the
+        running layers if one of them could be stopped, else nothing. late_gives_way: whether requests that can no
+        longer be on time run after all others.
         """
         self._queues, self._batcher, self._policy = queues, batcher, policy
         self._rests, self._abortable, self._lanes = rests, abortable, policy.setting.lanes

@@ -44,7 +44,7 @@ class Batcher:
     ) -> None:
         """remaining: estimated ticks from each layer of each program to the end of that program.
 
-        abortable, rooms: methods of the executor.
+        abortable, rooms: methods of the executor, as ``Abortable`` and ``Rooms`` describe.
         """
         self._setting, self._queues, self._remaining = policy.setting, queues, remaining
         self._abortable, self._rooms = abortable, rooms
@@ -89,7 +89,7 @@ class Batcher:
         """Return the latest end of a batch with which the requests behind it in its stream can be on time.
 
         Requests that cannot be on time anyway do not count. NO_DEADLINE if no request waits behind the batch.
-        own_waiting: how many of the stream's waiting requests are members of the batch itself.
+        own_waiting: as for ``head``.
         """
         latest, need, max_batch = NO_DEADLINE, 0, queue.terms.max_batch
         if len(queue.waiting) <= own_waiting:
@@ -205,8 +205,9 @@ class Batcher:
     ) -> Candidate:
         """Return the next layer of a batch as a candidate.
 
-        refill: the facet for policies that refill. now: the tick, if the candidate may be started; None: it is only
-        compared. own_waiting: how many of the stream's waiting requests are members of the batch itself.
+        refill: the facet for policies that refill. now: the tick; None: the candidate is compared but not started, so
+        that requests behind it do not matter. own_waiting: how many of its members are still among the stream's waiting
+        requests, because the batch has not begun.
         """
         members, number = batch.members, batch.program
         arrival, priority = members[0].arrival, members[0].priority
@@ -215,9 +216,9 @@ class Batcher:
             priority = max([ticket.priority for ticket in members])
         share = None
         if self._shares:
-            share = ShareUse(
-                queue.recent_share, NO_DEADLINE if now is None else self._latest_end(queue, batch, own_waiting, now)
-            )
+            behind = NO_DEADLINE if now is None else self._latest_end(queue, batch, own_waiting, now)
+            share = ShareUse(queue.recent_share, behind)
+        # by position, as ``Candidate`` explains
         return Candidate.of_batch(
             self._setting.programs[number], self._remaining[number], number, queue.stream, batch.query, arrival,
             batch.deadline, priority, len(members), batch.layer, batch.last_issued, queue.served, batch.home, refill,

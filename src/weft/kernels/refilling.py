@@ -51,7 +51,10 @@ class Refills(NamedTuple):
 
 @called
 def next_refilled(models, terms, rules, state, log, refilling):
-    """Return the place of the job whose next layer is issued, a new job if it begins now; NO_BATCH if there is none."""
+    """Return the place of the job whose next layer is issued, a new job if it begins now; NO_BATCH if there is none.
+
+    refilling: the policy's options. A new batch takes requests that can be on time first, then late ones.
+    """
     clock, bounds = state.clocks[k.CHANNEL], state.rings[0, k.WAITING]
     if bounds[k.LENGTH] > 0:
         state.counts[0, k.DEEPEST] = max(state.counts[0, k.DEEPEST], bounds[k.LENGTH])
@@ -70,7 +73,8 @@ def next_refilled(models, terms, rules, state, log, refilling):
     if room > 0:
         size = _size_to_begin(models, terms, state, refilling, batches, in_flight, front, room, waiting)
     if size:
-        return begin(terms, state, 0, terms[0, k.BASE] + size - 1, bounds[k.LENGTH] == 0)
+        program, only_late = terms[0, k.BASE] + size - 1, bounds[k.LENGTH] == 0  # a program per batch size, from 1
+        return begin(terms, state, 0, program, only_late)
     return front
 
 

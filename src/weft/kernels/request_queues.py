@@ -157,15 +157,15 @@ def any_busy(state):
 def record_end(models, terms, rules, state, log, stream, arrival, leaves, end, now):
     """Record the end of a request, and schedule the next request of a closed stream's client.
 
-    arrival, leaves: of the request. end: the tick of the answer, or WAS_DROPPED or WAS_REFUSED. now: the tick from
-    which the think time counts. The run is given up if its stream has now missed more deadlines than
-    ``LoopState.patience``; nothing is recorded after that.
+    arrival: its tick. leaves: the number of layers after which it leaves; 0 without early exits. end: the tick of the
+    answer, or WAS_DROPPED or WAS_REFUSED. now: the tick from which the think time counts. The run is given up if its
+    stream has now missed more deadlines than ``LoopState.patience``; nothing is recorded after that.
     """
     clocks, counts, deadline = state.clocks, state.counts[stream], terms[stream, k.DEADLINE]
     if clocks[k.GIVEN_UP]:
         return
     if clocks[k.ANSWERED] < len(log.answers):
-        row = log.answers[clocks[k.ANSWERED]]  # stream, arrival, end, layers after which it left
+        row = log.answers[clocks[k.ANSWERED]]  # stream, arrival, end, leaves
         row[0], row[1], row[2], row[3] = stream, arrival, end, leaves if end >= 0 else 0
         clocks[k.ANSWERED] += 1
     if arrival >= rules.warm:
@@ -176,6 +176,7 @@ def record_end(models, terms, rules, state, log, stream, arrival, leaves, end, n
         elif end < 0:
             k.count_refused(counts)
         else:
+            # measured overheads are taken in turn, as in ``plain``
             count, row = terms[stream, k.OVERHEAD_COUNT], state.streams[stream]
             overhead = models.times[terms[stream, k.FIRST_OVERHEAD] + row[k.OVERHEADS] % count] if count else 0
             row[k.OVERHEADS] += 1

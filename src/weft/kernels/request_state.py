@@ -47,7 +47,7 @@ ARRIVAL, LEAVES, NUMBER, GONE = range(4)
 """Columns of a request: arrival, layers after which it leaves, number in order of admission, whether it has ended."""
 BATCHES_IN_FLIGHT, PLACES, SERVED, OVERHEADS = range(4)
 """Columns of ``LoopState.streams``; PLACES: one more than the last used place of a job; SERVED: ticks of work issued;
-OVERHEADS: the number of overheads drawn so far."""
+OVERHEADS: the index of the next measured overhead, before it is taken modulo their number."""
 USED, LATE, PROGRAM, LAYER, SIZE, QUERY, LAST_ISSUED, BATCH_DUE, OLDEST, COMPUTING = range(10)
 """Columns of ``LoopState.jobs``. USED: whether the place holds a batch; LAYER: layers issued; LAST_ISSUED: step of the
 last issue; OLDEST: first arrival; COMPUTING: whether a layer is on a lane."""

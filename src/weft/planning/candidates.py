@@ -47,7 +47,7 @@ class Arrangement:
     cut: str = ""
     """Description of how the segments differ from the measured segments; empty if they do not differ."""
     done: Mapping[str, str] = field(default_factory=dict)
-    """Model -> how its file was changed before the measurement; without models that are served as given."""
+    """Model -> how its file was changed before the measurement, e.g. quantized; without models served as given."""
 
     @property
     def label(self) -> str:
@@ -108,9 +108,9 @@ class Arrangement:
 def arrangements(request: PlanRequest, hosts: Sequence[Host]) -> list[Arrangement]:
     """Return all candidates on these hosts, in the order in which to try them."""
     grain_ms = {model.name: model.config.grain_ms for model in request.models}
-    done = {model.name: model.preparation.change for model in request.models if model.preparation}
+    file_changes = {model.name: model.preparation.change for model in request.models if model.preparation}
     candidates = [
-        Arrangement(host, _settings(request, host, policy_settings), batches, grain_ms, done=done)
+        Arrangement(host, _settings(request, host, policy_settings), batches, grain_ms, done=file_changes)
         for host in hosts
         for batches in batch_limits(host, request)
         for policy_settings in _policy_choices(request, batches)

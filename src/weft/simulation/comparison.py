@@ -49,7 +49,7 @@ class Comparison:
     title: str
     runs: tuple[Run, ...]
     in_pieces: tuple[Report, ...] = ()
-    """The same policies with layers in the pieces that one of them chose; empty if none chose any."""
+    """All policies with layers in equal pieces, the smallest that one of them chose; empty if none chose any."""
     swept: Mapping[str, Option] = field(default_factory=dict)
     """The thresholds of ``aimt`` that a sweep selected; empty without a sweep."""
     left_out: str = ""
@@ -146,7 +146,8 @@ def compare(
     """Run several policies on the same models on a simulated NPU.
 
     models: names, .onnx files, models or profiles; *batch* and *cost* apply to all but profiles, which have costs.
-    policies: names, or ``"all"``. workload: length and mix of the run. spill, pieces: as in ``simulate``.
+    policies: names, or ``"all"``. workload: length and mix of the run. spill, pieces: as in ``simulate``; with None,
+    every policy chooses its own pieces, and if any does, all run again in the smallest ones (``Comparison.in_pieces``).
     sweep: search for the best thresholds of ``aimt`` first. on_progress: called after each run.
     """
     names = _saturated_names(policies, sweep)
@@ -165,6 +166,7 @@ def compare(
 
     runs = tuple(run(name, pieces) for name in names)
     most_pieces = max(run.report.pieces for run in runs)
+    # all again in equal pieces, which show what the order of layers gains without the cutting
     in_pieces = tuple(run(name, most_pieces).report for name in names if most_pieces > 1 and pieces is None)
     batches = " and ".join(map(str, dict.fromkeys(profile.batch for profile in profiles)))
     title = f"{' + '.join(profile.model for profile in profiles)} on {npu.name}, batch {batches}"

@@ -109,9 +109,10 @@ class Program:
     def inherent_idle(self, buffer: int) -> int:
         """Ticks per query in which the channel must wait, since layers compute longer than the buffer takes to fill.
 
-        buffer: the capacity of the weight buffer in ticks.
+        While a layer computes, its own weights stay in the buffer, and the channel can only fill the rest.
+        buffer: the capacity of the weight buffer, in ticks like the sizes in ``fetch``.
         """
-        return sum(max(0, busy - (buffer - size)) for size, busy in zip(self.fetch, self.compute, strict=True))
+        return sum(max(0, compute - (buffer - size)) for size, compute in zip(self.fetch, self.compute, strict=True))
 
     @property
     def compute_bound(self) -> bool:
