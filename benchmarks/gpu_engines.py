@@ -42,7 +42,7 @@ from weft.runtime.cuda.precision import difference
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.torch_files import torch_device_name
 from weft.runtime.cuda.torch_onnx import OnnxModule, folded
-from weft.runtime.cuda.torch_packages import PackagedSegment
+from weft.runtime.cuda.torch_packages import open_packages
 from weft.runtime.cuda.torch_types import PRECISIONS
 
 RESULTS = Path(__file__).parent / "results" / "gpu_engines.json"
@@ -165,9 +165,7 @@ class Row:
         manifest = find(place)
         assert manifest is not None
         began_s = time.perf_counter()
-        segment = PackagedSegment(self.device, place, manifest)
-        shapes = {name: array.shape for name, array in self.feed.items()}
-        segment.add(self.rows, shapes)
+        (segment,) = open_packages(self.device, place, manifest)
         print(f"    loaded in {time.perf_counter() - began_s:.2f} s", flush=True)
         values = segment.from_arrays(self.feed)
         return lambda: list(segment.run_uncaptured(values).values())

@@ -20,6 +20,8 @@ import torch
 
 from tests.runtime.cuda.converted import by_runtime
 from tests.runtime.cuda.nets import WIDTH, chain, drawn, wanted
+from tests.serving import live
+from tests.support.inference import infer_fp32
 from weft.models import zoo
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.compiling import CompileLimits, compile_model
@@ -70,12 +72,15 @@ def test_converted_networks_compute_on_the_gpu_what_the_cpu_does(name: str, prec
     assert difference({str(at): each for at, each in enumerate(right)}, results) < WITHIN[precision]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_compiled_model_is_captured_over_weights_that_come_and_go(gpu: Any, precision: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "grain_s"), [("fp32", None), ("fp16", None), ("fp16", 1e-9)])
+def test_a_compiled_model_is_captured_over_weights_that_come_and_go(
+    gpu: Any, precision: str, grain_s: float | None, tmp_path: Path
+) -> None:
     path, shapes = chain(tmp_path / "chain.onnx"), {"x": (1, WIDTH)}
     job = CompileJob(
-        model=path, shapes=shapes, rows=(1, 2, 4), precision=precision, device="cuda:0", device_name=gpu.name
-    )
+        model=path, shapes=shapes, rows=(1, 2, 4), batched=True, precision=precision, device="cuda:0",
+        device_name=gpu.name, grain_s=grain_s, max_pieces=3,
+    )  # fmt: skip
     cache = tmp_path / "cache"
     folder = compile_model(job, cache, LIMITS)
     began_s = time.monotonic()
@@ -89,7 +94,7 @@ def test_a_compiled_model_is_captured_over_weights_that_come_and_go(gpu: Any, pr
     )  # fmt: skip
     options = replace(LoadOptions(), precision=precision, engine="auto", packages=str(folder), max_batch=4)
     model = compiled_model(gpu, path, options, blueprint)
-    assert not model.uncaptured() and "compiled, in one piece" in model.remarks[-1]
+    assert not model.uncaptured() and f"compiled, in {'3 pieces' if grain_s else 'one piece'}" in model.remarks[-1]
     for _ in range(2):
         for rows in (1, 3, 4, 7):  # the last was not compiled
             found, right = model.run(drawn(rows))["y"], wanted(path, drawn(rows))
@@ -97,3 +102,21 @@ def test_a_compiled_model_is_captured_over_weights_that_come_and_go(gpu: Any, pr
         model.evict()
         model.restore()
     model.close()
+
+
+def test_without_onnxruntime_gpu_torch_answers_until_the_model_is_compiled(tmp_path: Path) -> None:
+    from weft.runtime.cuda.gpu import Gpu
+
+    if Gpu.runs_sessions:
+        pytest.skip("onnxruntime-gpu is installed")
+    path = chain(tmp_path / "models" / "chain" / "1" / "model.onnx")
+    (tmp_path / "models" / "chain" / "weft.toml").write_text('max_batch = 4\nrows = "independent"\n')
+    with live.running(tmp_path / "models", device="cuda:0", cache=tmp_path / "cache") as server:
+        engines, ends_s = set(), time.monotonic() + 300
+        while "compiled" not in engines and time.monotonic() < ends_s:
+            found, right = infer_fp32(server, "chain", drawn(3)), wanted(path, drawn(3))
+            np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
+            slot = server.server.service.library.find("chain")
+            engines |= {slot.served.loaded.timing.engine} if slot.served else set()
+            time.sleep(0.2)
+    assert engines == {"torch", "compiled"}

@@ -34,8 +34,9 @@ class SegmentTiming:
     """The shapes of the inputs, at batch 1, that it was measured with; None if it was not measured."""
     learned: bool = True
     """Whether it was cut, measured and warmed up as far as possible; False: it is served whole, as it was opened."""
-    engine: Literal["onnxruntime", "compiled"] = "onnxruntime"
-    """What ran when the times were measured; "onnxruntime" also for models of torch that were not compiled."""
+    engine: Literal["onnxruntime", "torch", "compiled"] = "onnxruntime"
+    """What ran when the times were measured: "torch" for an ONNX file that torch runs step by step. Programs of torch,
+    which have no other engine, have "onnxruntime"."""
     foreseen: tuple[bool, ...] = ()
     """Whether the expected time of each segment can be relied on; ``steady`` by default. They differ where segments run
     in a worker process: none may run on the event loop, yet their times are known."""

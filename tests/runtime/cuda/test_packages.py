@@ -23,9 +23,10 @@ WRITES = """
 import json, os, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
 def leave(rows, size=1):
-    (folder / f"rows{rows}").mkdir()
-    (folder / f"rows{rows}" / "code.so").write_bytes(b"x" * size)
-    (folder / "packages.json").write_text(json.dumps({"inputs": ["x"], "outputs": ["y"], "constants": {rows: {}}}))
+    (folder / f"rows{rows}.0of1").mkdir()
+    (folder / f"rows{rows}.0of1" / "code.so").write_bytes(b"x" * size)
+    pieces, packages = [{"inputs": ["x"], "outputs": ["y"]}], {rows: [{"shapes": [[rows, 8]]}]}
+    (folder / "packages.json").write_text(json.dumps({"pieces": pieces, "packages": packages}))
 """
 """A compiler that compiles nothing, for what its process may do."""
 
@@ -45,8 +46,8 @@ def test_a_model_is_compiled_once(job: CompileJob, tmp_path: Path, monkeypatch: 
     compiler(monkeypatch, "leave(1); (folder / 'other').write_text('')")
     place = compile_model(job, tmp_path / "cache", AMPLE)
     manifest = find(place)
-    assert manifest is not None and manifest.inputs == ("x",) and list(manifest.constants) == [1]
-    assert sorted(path.name for path in place.iterdir()) == ["packages.json", "rows1"]
+    assert manifest is not None and manifest.pieces[0].inputs == ("x",) and list(manifest.packages) == [1]
+    assert sorted(path.name for path in place.iterdir()) == ["packages.json", "rows1.0of1"]
     compiler(monkeypatch, "raise SystemExit(1)")
     assert compile_model(job, tmp_path / "cache", AMPLE) == place
     for change in ({"precision": "fp16"}, {"rows": (1, 2)}, {"device_name": "other"}, {"shapes": {"x": (1, 9)}}):
@@ -72,7 +73,7 @@ def test_its_environment_has_no_secrets_and_its_folders_are_its_own(
         ("kept = b'x' * (400 << 20)\nimport time; time.sleep(60)", CompileLimits(60, 200 << 20), "more than 200 MiB"),
         ("raise ValueError('no kernel')", AMPLE, "ValueError: no kernel"),
         ("pass", AMPLE, "left no package"),
-        ("leave(1); (folder / 'rows1' / 'code.so').chmod(0o666)", AMPLE, "left no package"),
+        ("leave(1); (folder / 'rows1.0of1' / 'code.so').chmod(0o666)", AMPLE, "left no package"),
     ],
 )
 def test_a_compiler_that_fails_says_why_and_leaves_nothing(
@@ -102,9 +103,9 @@ def test_what_it_has_started_ends_with_it(job: CompileJob, tmp_path: Path, monke
 def test_batch_sizes_that_were_finished_in_time_are_kept(
     job: CompileJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler(monkeypatch, "leave(1); (folder / 'rows4').mkdir(); import time; time.sleep(60)")
+    compiler(monkeypatch, "leave(1); (folder / 'rows4.0of1').mkdir(); import time; time.sleep(60)")
     place = compile_model(job, tmp_path / "cache", CompileLimits(3, 8 << 30))
-    assert sorted(path.name for path in place.iterdir()) == ["packages.json", "rows1"]
+    assert sorted(path.name for path in place.iterdir()) == ["packages.json", "rows1.0of1"]
 
 
 def test_what_is_missing_or_cannot_be_written_is_named(
@@ -132,7 +133,7 @@ def test_packages_that_others_could_write_are_not_used(
 ) -> None:
     compiler(monkeypatch, "leave(1)")
     place = compile_model(job, tmp_path / "cache", AMPLE)
-    (place / "rows1" / "code.so").chmod(0o622)
+    (place / "rows1.0of1" / "code.so").chmod(0o622)
     assert find(place) is None
     assert find(compile_model(job, tmp_path / "cache", AMPLE)) is not None  # compiled anew
 
@@ -153,14 +154,12 @@ def test_a_compiled_model_gives_what_the_file_does_over_weights_that_come_and_go
     job: CompileJob, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
-    from weft.runtime.cuda.torch_packages import PackagedSegment
+    from weft.runtime.cuda.torch_packages import open_packages
 
     place = compile_model(job, tmp_path / "cache", CompileLimits(1800, 8 << 30, 2))
     manifest = find(place)
     assert isinstance(manifest, Manifest) and (place / WEIGHTS).stat().st_size == 3 * WIDTH * WIDTH * 4
-    segment = PackagedSegment(HostDevice(), place, manifest)
-    for rows in job.rows:
-        segment.add(rows, job.shapes_at(rows))
+    (segment,) = open_packages(HostDevice(), place, manifest)
 
     def far(rows: int) -> float:
         result = segment.run_uncaptured(segment.from_arrays(drawn(rows)))

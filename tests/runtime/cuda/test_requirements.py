@@ -30,9 +30,7 @@ def complaint(monkeypatch: pytest.MonkeyPatch, device: str = "cuda:0", **there: 
 
 def test_what_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert complaint(monkeypatch) == ""
-    assert "has no CUDA; pip uninstall onnxruntime, then pip install onnxruntime-gpu" in complaint(
-        monkeypatch, cuda=False
-    )
+    assert complaint(monkeypatch, cuda=False) == ""  # torch runs ONNX files
     assert complaint(monkeypatch, new=False).endswith(" is too old; install 1.23 or later")
     assert complaint(monkeypatch, torch=False) == "cuda:0: torch is not installed; pip install 'weft[cuda]'"
     assert "no NVIDIA driver with a GPU was found" in complaint(monkeypatch, gpus=0)

@@ -46,7 +46,9 @@ def cache(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job(path: Path, rows: tuple[int, ...] = (1, 2)) -> CompileJob:
     shapes = {"x": (1, WIDTH)}
-    return CompileJob(model=path, shapes=shapes, rows=rows, precision="fp32", device="cpu", device_name="cpu")
+    return CompileJob(
+        model=path, shapes=shapes, rows=rows, batched=True, precision="fp32", device="cpu", device_name="cpu"
+    )
 
 
 def opened(path: Path, cache: Path, folder: Path, options: LoadOptions = OPTIONS) -> Any:
@@ -98,5 +100,5 @@ def test_packages_that_cannot_be_used_are_a_remark(path: Path, cache: Path, tmp_
     assert "its packages cannot be read" in opened(path, cache, tmp_path / "none").remarks[-1]
     folder = packaged(job(path, (1,)), tmp_path / "packages")
     assert "batches of 2 rows were not compiled in time" in opened(path, cache, folder).remarks[-1]
-    (folder / "rows1" / PROGRAM).write_bytes(b"damaged")
+    (folder / "rows1.0of1" / PROGRAM).write_bytes(b"damaged")
     assert "stays with ONNX Runtime" in opened(path, cache, folder, replace(OPTIONS, max_batch=2)).remarks[-1]

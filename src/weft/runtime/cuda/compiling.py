@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -38,26 +39,46 @@ PRIORITY = 10
 def compiler() -> None:
     """Run the compiler on the arguments of this process's command line: folder, job, and number of processes.
 
-    Each batch size is compiled in a process of its own, as the compiler is single-threaded for most of its time.
+    Each batch size is compiled in a process of its own (*processes* is 0 there), as the compiler is single-threaded for
+    most of its time.
     """
     end_with(os.getppid())
     os.setpriority(os.PRIO_PROCESS, 0, max(PRIORITY, os.getpriority(os.PRIO_PROCESS, 0)))
     folder, job, processes = Path(sys.argv[1]), CompileJob.model_validate_json(sys.argv[2]), int(sys.argv[3])
-    if len(job.rows) == 1:
-        from weft.runtime.cuda.torch_compiler import main  # imported here, as it imports torch
+    if processes:
+        sys.exit(_compile_sizes(folder, job, processes))
+    from weft.runtime.cuda.torch_compiler import main  # imported here, as it imports torch
 
-        main(folder, job)
-        return
+    main(folder, job)
+
+
+def _compile_sizes(folder: Path, job: CompileJob, processes: int) -> int:
+    """Compile all batch sizes, in pieces if the job has a grain and the compiled model takes longer; the exit code."""
+
+    def compile_rows(job: CompileJob, sizes: Sequence[int]) -> int:
+        jobs = [job.model_copy(update={"rows": (rows,)}).model_dump_json() for rows in sizes]
+        with ThreadPoolExecutor(processes) as pool:
+            exit_codes = pool.map(lambda single: subprocess.call(_command(folder, single, 0)), jobs)
+            return max(exit_codes, key=abs, default=0)  # 0 if all succeeded
+
     # one row first, then the largest batch: they serve most requests, and time may run out
     sizes = sorted(job.rows, key=lambda rows: (rows != 1, -rows))
-    single_jobs = [job.model_copy(update={"rows": (rows,)}).model_dump_json() for rows in sizes]
-    with ThreadPoolExecutor(processes) as pool:
-        exit_codes = list(pool.map(lambda single: subprocess.call(_command(folder, single)), single_jobs))
-    sys.exit(max(exit_codes, key=abs))  # 0 if all succeeded
+    if job.grain_s is None:
+        return compile_rows(job, sizes)
+    from weft.runtime.cuda.torch_compiler import choose_cuts
+
+    exit_code = compile_rows(job, sizes[:2])
+    manifest_path = folder / MANIFEST
+    if exit_code == 0 and (cuts := choose_cuts(job, folder)):
+        whole = manifest_path.read_bytes()
+        if compile_rows(job.model_copy(update={"cuts": cuts}), sizes) == 0:
+            return 0
+        manifest_path.write_bytes(whole)  # the packages in one piece are still there
+    return max(exit_code, compile_rows(job, sizes[2:]), key=abs)
 
 
-def _command(folder: Path, job: str, processes: int = 1) -> list[str]:
-    """The command line of a compiler; *job*: as JSON."""
+def _command(folder: Path, job: str, processes: int) -> list[str]:
+    """The command line of a compiler; *job*: as JSON. *processes*: 0 to compile its only batch size."""
     return [sys.executable, "-P", "-s", "-c", START, str(folder), job, str(processes)]
 
 
@@ -194,8 +215,8 @@ def _private_folder(cache: Path) -> Path:
 
 def _clear(folder: Path) -> None:
     """Remove the files of a compiler's *folder* that only the compiler needed."""
-    manifest = find(folder) or Manifest(inputs=(), outputs=())
-    kept = {MANIFEST, WEIGHTS, LOCK, *map(manifest.folder, manifest.constants)}
+    manifest = find(folder) or Manifest(pieces=())
+    kept = {MANIFEST, WEIGHTS, LOCK, *manifest.folders()}
     for path in folder.iterdir():
         if path.name not in kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

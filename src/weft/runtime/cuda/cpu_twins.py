@@ -5,6 +5,8 @@ from __future__ import annotations
 TWIN = "cuda:twin"
 UNCUT_TWIN = "cuda:uncut-twin"
 """The twin of a GPU, or of a driver, that cannot be cut."""
+TORCH_TWIN = "cuda:torch-twin"
+"""The twin of a GPU on a machine without onnxruntime-gpu."""
 
 
 def is_twin(name: str) -> bool:

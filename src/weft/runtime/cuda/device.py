@@ -125,6 +125,8 @@ class Device(Protocol):
     """ONNX Runtime's name for the device's memory."""
     index: int
     """The device's number, such as 0 of ``cuda:0``."""
+    runs_sessions: bool
+    """Whether ONNX Runtime runs on it; without, torch runs ONNX files (``torch_eager``)."""
     session_lock: threading.RLock
     """Held while sessions run, one at a time: while graphs are captured, and by steps that cannot be captured."""
 
@@ -288,9 +290,9 @@ class HostDevice:
 
     name, kind, index = "cpu", HOST_KIND, 0
 
-    def __init__(self, cuts: GpuCuts = TWIN_CUTS, uncut: str = "") -> None:
+    def __init__(self, cuts: GpuCuts = TWIN_CUTS, uncut: str = "", *, runs_sessions: bool = True) -> None:
         """cuts: how the twin can be partitioned. uncut: why it has no parts."""
-        self.session_lock, self.cuts, self.uncut = threading.RLock(), cuts, uncut
+        self.session_lock, self.cuts, self.uncut, self.runs_sessions = threading.RLock(), cuts, uncut, runs_sessions
         self._thread_lane = threading.local()  # the part that a thread works for
 
     @property

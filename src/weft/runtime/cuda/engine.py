@@ -13,7 +13,7 @@ from weft.base.errors import ModelError
 from weft.devices.host import GpuCuts
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.client_memory import Borrowed, LendingTerms
-from weft.runtime.cuda.cpu_twins import UNCUT_TWIN, is_twin
+from weft.runtime.cuda.cpu_twins import TORCH_TWIN, UNCUT_TWIN, is_twin
 from weft.runtime.cuda.device import Device, HostDevice, lacks_memory
 from weft.runtime.cuda.lane import CudaLane
 from weft.runtime.cuda.model import DeviceModel
@@ -32,7 +32,7 @@ def device_named(name: str) -> Device:
     if name == UNCUT_TWIN:
         return HostDevice(GpuCuts(sms=8), "this is a twin of a device that cannot be cut")
     if is_twin(name):
-        return HostDevice()
+        return HostDevice(runs_sessions=name != TORCH_TWIN)
     from weft.runtime.cuda.gpu import Gpu
 
     return Gpu(int(name.partition(":")[2]))

@@ -116,6 +116,7 @@ class Gpu:
     """One GPU of this machine."""
 
     kind = "cuda"
+    runs_sessions = "CUDAExecutionProvider" in ort.get_available_providers()
 
     def __init__(self, index: int) -> None:
         torch.cuda.set_device(index)

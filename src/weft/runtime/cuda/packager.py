@@ -53,6 +53,11 @@ class Packager:
             precision=options.precision,
             device=self._device,
             device_name=self._device_name,
+            batched=model.batching.batchable,
+            # Only what ONNX Runtime had to cut may have to be cut when it is compiled. With other free sizes than the
+            # rows it stays whole, as pieces are compiled for their shapes only.
+            grain_s=options.grain_s if len(model.segments) > 1 and not _has_free_sizes(model) else None,
+            max_pieces=options.max_pieces,
         )
         try:
             folder = cache.absolute() / FOLDER
@@ -64,3 +69,9 @@ class Packager:
             return compile_model(job, folder, CompileLimits(options.compile_s, memory_bytes, threads))
         except (NotCompiled, OSError) as error:
             raise ModelError(str(error)) from error
+
+
+def _has_free_sizes(model: LoadedModel) -> bool:
+    """Whether inputs have free sizes besides the rows of a batch."""
+    first = int(model.batching.batchable)
+    return any(-1 in spec.shape[first:] for spec in model.inputs)

@@ -1,4 +1,4 @@
-"""Compiled models on disk: packages of torch's compiler, one for each batch size, over weights that are stored once.
+"""Compiled models on disk: packages of torch's compiler, one for each piece and batch size, over common weights.
 
 The process that loads a package executes its code. So the folder of packages belongs to this user alone, and is named
 by a digest of everything that the packages depend on. ``compiling`` runs the compiler.
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from weft.runtime.onnxruntime_cpu import cache as caching
 
-FORMAT = 2
+FORMAT = 3
 """Increase it whenever packages, or the content of their folder, change."""
 MANIFEST, WEIGHTS = "packages.json", "weights.bin"
 
@@ -34,21 +34,49 @@ class StoredWeight(BaseModel):
     strides: tuple[int, ...]
 
 
-class Manifest(BaseModel):
-    """The packages of a model, one for each batch size, and their weights; the content of ``packages.json``."""
+class CompiledPiece(BaseModel):
+    """The names of a piece's inputs and outputs; those of the model are named as in its file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+
+
+class Package(BaseModel):
+    """The package of a piece at a batch size."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    shapes: tuple[tuple[int, ...], ...]
+    """Of the inputs, in order."""
+    weights: dict[str, str] = {}
+    """Its name of each weight -> the digest of the weight's content."""
+
+
+class Manifest(BaseModel):
+    """The packages of a model, for each piece and batch size, and their weights; the content of ``packages.json``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pieces: tuple[CompiledPiece, ...]
+    """One, unless the model was cut."""
+    batched: bool = False
+    """Whether all inputs and outputs have a row for each sample of a batch."""
+    channels_last: tuple[str, ...] = ()
+    """Tensors between pieces whose channels come last in memory."""
     weights: dict[str, StoredWeight] = {}
     """Digest of a weight's content -> the weight."""
-    constants: dict[int, dict[str, str]] = {}
-    """Rows of a batch -> its package's name for each weight -> the weight's digest."""
+    packages: dict[int, tuple[Package, ...]] = {}
+    """Rows of a batch -> the package of each piece."""
 
-    def folder(self, rows: int) -> str:
-        """The name of the folder with the package of a batch size."""
-        return f"rows{rows}"
+    def folder(self, rows: int, piece: int) -> str:
+        """The name of the folder with the package of a piece at a batch size."""
+        return f"rows{rows}.{piece}of{len(self.pieces)}"
+
+    def folders(self) -> list[str]:
+        """The names of the folders of all packages."""
+        return [self.folder(rows, piece) for rows in self.packages for piece in range(len(self.pieces))]
 
 
 class CompileJob(BaseModel):
@@ -61,11 +89,17 @@ class CompileJob(BaseModel):
     """Input -> its shape for one row."""
     rows: tuple[int, ...]
     """Batch sizes; only 1 for a model that is not batched."""
+    batched: bool = False
     precision: str  # as in ``LoadOptions``
     device: str
     """torch's name of the device."""
     device_name: str
     """The hardware model of the device, for which packages are valid."""
+    grain_s: float | None = None
+    """Longest segment of a model that may have to be cut, in seconds; None: it stays in one piece."""
+    max_pieces: int = 1
+    cuts: tuple[str, ...] = ()
+    """The nodes of the exported program before which it is cut; chosen by the compiler (``torch_pieces``)."""
 
     def shapes_at(self, rows: int) -> dict[str, list[int]]:
         """Input -> its shape for *rows* rows."""

@@ -83,6 +83,7 @@ def _entry_path(device: Device, path: Path, options: LoadOptions, cache: Path) -
     for name in ("learn_s", "isolation", "rests", "engine", "compile_s", "packages"):  # they change nothing stored
         del settings[name]
     key: list[Any] = [device.name, settings, *([device.cuts.model_dump()] if options.shares else [])]
+    key += [] if device.runs_sessions else ["torch"]
     try:
         # The packages that a kind names decide which nodes a model has, and whether it runs on the device at all.
         key += [_installed_version(package) for package in kind_of(path, CUDA).details.get("packages", ())]
@@ -117,7 +118,7 @@ def _open_cached(
 def _open_compiled(
     device: Device, path: Path, options: LoadOptions, cache: Path | None, entry_folder: Path, blueprint: Blueprint
 ) -> Prepared:
-    """The compiled model; or if that is refused, the model in ONNX Runtime, with a remark."""
+    """The compiled model; or if that is refused, the model as it ran before, with a remark."""
     from weft.runtime.cuda.torch_engine import compiled_model
 
     try:
@@ -126,7 +127,8 @@ def _open_compiled(
     except Exception as error:  # compiled code raises several unrelated kinds
         reason = first_line(error)
     model = _open_cached(device, path, dataclasses.replace(options, packages=None), cache, entry_folder, blueprint)
-    model.remarks = (*model.remarks, f"stays with ONNX Runtime: {reason}")
+    before = "torch, step by step" if model.timing.engine == "torch" else "ONNX Runtime"
+    model.remarks = (*model.remarks, f"stays with {before}: {reason}")
     return model
 
 

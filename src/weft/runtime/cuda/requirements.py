@@ -11,7 +11,6 @@ from importlib.util import find_spec
 
 from weft.base.errors import InputError
 
-INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-gpu (docs/gpu.md)"
 TWICE = (
     "onnxruntime and onnxruntime-gpu are both installed and write the same files; pip uninstall both, then pip install "
     "onnxruntime-gpu"
@@ -67,9 +66,9 @@ def check(device: str) -> str | None:
 
     index, twice = int(device.partition(":")[2]), installed_twice()
     if "CUDAExecutionProvider" not in ort.get_available_providers():
-        why = TWICE if twice else f"onnxruntime {ort.__version__} has no CUDA; {INSTALL}"
-        raise InputError(f"{device}: {why}")
-    if not hasattr(ort.InferenceSession, "get_input_memory_infos"):
+        if twice:
+            raise InputError(f"{device}: {TWICE}")
+    elif not hasattr(ort.InferenceSession, "get_input_memory_infos"):
         raise InputError(f"{device}: onnxruntime-gpu {ort.__version__} is too old; install 1.23 or later")
     if find_spec("torch") is None:
         raise InputError(f"{device}: torch is not installed; pip install 'weft[cuda]'")

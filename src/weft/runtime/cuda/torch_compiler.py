@@ -1,4 +1,4 @@
-"""A compiler process: it compiles an ONNX file for one batch size into a package (``packages``)."""
+"""A compiler process: it compiles an ONNX file for one batch size into a package of each piece (``packages``)."""
 
 from __future__ import annotations
 
@@ -11,24 +11,33 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch._inductor import aoti_compile_and_package
 
-from weft.models.onnx_graph import load
-from weft.runtime.cuda.packages import MANIFEST, WEIGHTS, CompileJob, Manifest, StoredWeight
-from weft.runtime.cuda.torch_onnx import OnnxModule, folded
-from weft.runtime.cuda.torch_types import NUMBERED, PRECISIONS
+from weft.runtime import cutting
+from weft.runtime.cuda.device import Device, HostDevice
+from weft.runtime.cuda.engine import device_named
+from weft.runtime.cuda.packages import (
+    MANIFEST,
+    WEIGHTS,
+    CompiledPiece,
+    CompileJob,
+    Manifest,
+    Package,
+    StoredWeight,
+    find,
+)
+from weft.runtime.cuda.rung import Rung
+from weft.runtime.cuda.torch_onnx import conversion
+from weft.runtime.cuda.torch_packages import open_packages
+from weft.runtime.cuda.torch_pieces import CutProgram, TracedPiece
+from weft.runtime.cuda.torch_types import NUMBERED
 
 SETTINGS = {"aot_inductor.package_constants_in_so": False}
 """Settings of the compiler: weights are not stored in packages but passed to them, so that packages share weights."""
 CODE = (".so", ".cubin")
 """Endings of the files of a package that are needed to run it."""
-
-
-def example_inputs(job: CompileJob, module: OnnxModule, rows: int) -> tuple[Any, ...]:
-    """Inputs of *rows* rows for the export of *module*; their values do not matter."""
-    shapes = job.shapes_at(rows)
-    return tuple(torch.zeros(shapes[name], dtype=kind, device=job.device) for name, kind in module.inputs)
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -41,6 +50,29 @@ def unpack(archive: Path, folder: Path) -> None:
     archive.unlink()
 
 
+class ExportedModel:
+    """The model of a job at one batch size, as a program of torch."""
+
+    def __init__(self, job: CompileJob, rows: int) -> None:
+        shapes = job.shapes_at(rows)
+        module = conversion(job.model, job.precision)(shapes).to(job.device)
+        inputs, outputs = (tuple(name for name, _ in named) for named in (module.inputs, module.outputs))
+        self.names = CompiledPiece(inputs=inputs, outputs=outputs)
+        # example inputs, whose values do not matter
+        self.examples = tuple(torch.zeros(shapes[name], dtype=kind, device=job.device) for name, kind in module.inputs)
+        with torch.no_grad():
+            module.store_constants(*self.examples)
+            self.exported = torch.export.export(module, self.examples, strict=False)
+
+    def whole(self) -> TracedPiece:
+        """The model in one piece."""
+        return TracedPiece(self.names, tuple(tuple(example.shape) for example in self.examples), self.exported)
+
+    def cut_program(self) -> CutProgram:
+        """The model as a program that can be cut."""
+        return CutProgram(self.exported, self.examples, self.names)
+
+
 class PackageWriter:
     """Writes the packages of one model into a folder; several processes may add batch sizes at the same time."""
 
@@ -48,29 +80,44 @@ class PackageWriter:
         self._job, self._folder = job, folder
 
     def add(self, rows: int) -> None:
-        """Compile the package of a batch size, and add it to the manifest in the folder."""
-        job = self._job
-        dtype = PRECISIONS[job.precision]
-        model = folded(load(job.model, weights=True), job.shapes_at(rows))
-        module = OnnxModule(model, dtype, channels_last=dtype is not None).to(job.device)
-        inputs, outputs = (tuple(name for name, _ in named) for named in (module.inputs, module.outputs))
-        empty_manifest = Manifest(inputs=inputs, outputs=outputs)
-        examples = example_inputs(job, module, rows)
-        with torch.no_grad():
-            module.store_constants(*examples)
-            exported = torch.export.export(module, examples, strict=False)
-            tensors = {**exported.state_dict, **exported.constants}
-            with self._locked():  # the weights, which all batch sizes share
-                manifest = self._read() or empty_manifest
-                weights = dict(manifest.weights)
-                digests = {name: self._store(tensor, weights) for name, tensor in tensors.items()}
-                self._write(manifest.model_copy(update={"weights": weights}))
-            archive = self._folder / f"{empty_manifest.folder(rows)}.pt2"
-            aoti_compile_and_package(exported, package_path=str(archive), inductor_configs=SETTINGS)
-        unpack(archive, self._folder / empty_manifest.folder(rows))
+        """Compile the packages of a batch size, and add them to the manifest in the folder."""
+        model = ExportedModel(self._job, rows)
+        pieces, channels_last = [model.whole()], frozenset[str]()
+        if self._job.cuts:
+            program = model.cut_program()
+            pieces, channels_last = list(program.pieces(self._job.cuts)), program.channels_last()
+        manifest = Manifest(
+            pieces=tuple(piece.names for piece in pieces),
+            batched=self._job.batched,
+            channels_last=tuple(sorted({name for piece in pieces for name in piece.names.outputs} & channels_last)),
+        )
+        packages = tuple(self._store_weights(piece, manifest) for piece in pieces)
+        for number, piece in enumerate(pieces):
+            folder = self._folder / manifest.folder(rows, number)
+            archive = folder.with_name(f"{folder.name}.pt2")
+            with torch.no_grad():
+                aoti_compile_and_package(piece.exported, package_path=str(archive), inductor_configs=SETTINGS)
+            unpack(archive, folder)
         with self._locked():
-            manifest = self._read() or empty_manifest
-            self._write(manifest.model_copy(update={"constants": {**manifest.constants, rows: digests}}))
+            manifest = self._latest(manifest)
+            self._write(manifest.model_copy(update={"packages": {**manifest.packages, rows: packages}}))
+
+    def _store_weights(self, piece: TracedPiece, manifest: Manifest) -> Package:
+        """Store the weights of a piece, which all batch sizes share; returns the description of its package."""
+        tensors = {**piece.exported.state_dict, **piece.exported.constants}
+        with self._locked():
+            manifest = self._latest(manifest)
+            weights = dict(manifest.weights)
+            digests = {name: self._store(tensor, weights) for name, tensor in tensors.items()}
+            self._write(manifest.model_copy(update={"weights": weights}))
+        return Package(shapes=piece.shapes, weights=digests)
+
+    def _latest(self, manifest: Manifest) -> Manifest:
+        """The manifest in the folder; if it has other pieces than *manifest*, that one, with the stored weights."""
+        stored = self._read()
+        if stored is None:
+            return manifest
+        return stored if stored.pieces == manifest.pieces else manifest.model_copy(update={"weights": stored.weights})
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -104,6 +151,30 @@ class PackageWriter:
                 file.write(content.tobytes())
             weights[digest] = StoredWeight(offset=offset, kind=layout[0], shape=layout[1], strides=layout[2])
         return digest
+
+
+def choose_cuts(job: CompileJob, folder: Path) -> tuple[str, ...]:
+    """The nodes before which to cut a model whose packages in one piece are in *folder*; () if it is fast enough."""
+    manifest, model, device = find(folder), ExportedModel(job, max(job.rows)), _device(job)
+    assert manifest is not None and job.grain_s is not None
+    types = {
+        name: example.cpu().numpy().dtype for name, example in zip(model.names.inputs, model.examples, strict=True)
+    }
+
+    def seconds(rows: int) -> float:
+        feed = {name: np.zeros(shape, types[name]) for name, shape in job.shapes_at(rows).items()}
+        return Rung(device, rows, segments, feed, batched=job.batched).timed(0)
+
+    with device.lane_context():
+        segments = open_packages(device, folder, manifest)
+        length_s = cutting.device_length_s(seconds(1), seconds(max(job.rows)))
+    if not cutting.worth_cutting(length_s, job.grain_s):
+        return ()
+    return model.cut_program().choose_cuts(length_s, job.grain_s, job.max_pieces)
+
+
+def _device(job: CompileJob) -> Device:
+    return HostDevice() if job.device == "cpu" else device_named(job.device)
 
 
 def main(folder: Path, job: CompileJob) -> None:

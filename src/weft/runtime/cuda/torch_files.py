@@ -37,6 +37,13 @@ def numbered(tensor: Any) -> int:
     return NUMBERED[tensor.dtype]
 
 
+def as_channels_last(tensor: Tensor) -> Any:
+    """A torch tensor of the same shape over the memory of *tensor*, in which the channels come last."""
+    value = as_torch(tensor)
+    rows, channels, height, width = value.shape
+    return value.view(rows, height, width, channels).permute(0, 3, 1, 2)
+
+
 class PieceRunner(Protocol):
     """The members of a program that segments use."""
 
@@ -95,11 +102,7 @@ class ProgramSegment:
 
     def _view(self, name: str, tensor: Tensor) -> Any:
         """A tensor between segments as torch computed it: with the channels last in memory, if they were."""
-        value = as_torch(tensor)
-        if name not in self._program.channels_last:
-            return value
-        rows, channels, height, width = value.shape
-        return value.view(rows, height, width, channels).permute(0, 3, 1, 2)
+        return as_channels_last(tensor) if name in self._program.channels_last else as_torch(tensor)
 
     def from_arrays(self, arrays: Mapping[str, Array]) -> UncapturedTensors:
         device = self._program.device

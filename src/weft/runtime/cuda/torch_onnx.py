@@ -7,7 +7,7 @@ A graph with an operator that has no meaning in torch is refused by the operator
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from weft.runtime.cuda.device import HostDevice
 from weft.runtime.cuda.segments import open_on
 from weft.runtime.cuda.torch_attention import with_attention
 from weft.runtime.cuda.torch_steps import Name, TorchStep
-from weft.runtime.cuda.torch_types import TYPES, as_torch
+from weft.runtime.cuda.torch_types import PRECISIONS, TYPES, as_torch
 from weft.runtime.tensors import Array
 
 OLDEST = 7
@@ -189,6 +189,16 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         if self.dtype is not None and tensor.dtype == torch.float32:
             tensor = _narrowed(tensor, self.dtype)
         self.register_buffer(self._buffer_of[name], self._cast(tensor))
+
+
+def conversion(path: Path, precision: str) -> Callable[[Mapping[str, Sequence[int]]], OnnxModule]:
+    """What makes the module of a file for inputs of given shapes."""
+    dtype = PRECISIONS[precision]
+
+    def converted(shapes: Mapping[str, Sequence[int]]) -> OnnxModule:
+        return OnnxModule(folded(load(path, weights=True), shapes), dtype, channels_last=dtype is not None)
+
+    return converted
 
 
 def check_meanings(graph: OnnxGraph) -> None:

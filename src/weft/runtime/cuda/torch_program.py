@@ -72,7 +72,7 @@ def read_program(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of its own code
-            return _without_writing(torch.export.load(str(path)))
+            return without_writing(torch.export.load(str(path)))
     except ModelError:
         raise
     except Exception as error:  # the file decides which kinds are raised
@@ -105,11 +105,11 @@ class TorchProgram:
             for index, node in enumerate((*self.nodes, self._output_node))
             for source in node.all_input_nodes
         ]
-        self._last_use = dict(reads)
+        self.last_use = dict(reads)
         """Node -> the index of the last node that reads it; the output counts as one after the last."""
         self.channels_last: frozenset[str] = frozenset()
         """Tensors whose channels come last in memory, as of the last observed run."""
-        self._held: dict[str, Any] = {}
+        self.held: dict[str, Any] = {}
         """Node -> its value that is the same in every run: weights, constants and what is computed from them alone."""
 
     @property
@@ -141,10 +141,10 @@ class TorchProgram:
 
     def hold(self, weights: Mapping[str, Any]) -> None:
         """Use these weights (node -> tensor) from now on, and compute the nodes that depend on them alone, once."""
-        self._held = {**{name: _move(constant, self.device) for name, constant in self._constants.items()}, **weights}
+        self.held = {**{name: _move(constant, self.device) for name, constant in self._constants.items()}, **weights}
         with torch.inference_mode():
             for node in self._fixed.values():
-                self._held[node.name] = self._value(node, {})
+                self.held[node.name] = self._value(node, {})
 
     # Cutting
 
@@ -201,7 +201,7 @@ class TorchProgram:
         """
         crossing = []
         for node in self.nodes[start:end]:
-            if _is_size(node) or self._last_use.get(node.name, -1) < end:
+            if _is_size(node) or self.last_use.get(node.name, -1) < end:
                 continue
             if not _is_tensor(node):
                 raise NoCut(f"{node.name} is no tensor")
@@ -216,7 +216,7 @@ class TorchProgram:
         change = [0] * (len(self.nodes) + 2)  # cut -> bytes computed since the cut before, less those freed
         for index, node in enumerate(self.nodes):
             change[index + 1] += sizes_bytes.get(node.name, 0)
-            change[max(index, self._last_use.get(node.name, index)) + 1] -= sizes_bytes.get(node.name, 0)
+            change[max(index, self.last_use.get(node.name, index)) + 1] -= sizes_bytes.get(node.name, 0)
         # Without the last sum, at which the program's outputs are freed.
         sums, last = list(accumulate(change))[:-1], len(self.nodes)
         return [
@@ -233,7 +233,7 @@ class TorchProgram:
         except NoCut:
             return False
         neither = [node for node in self.nodes[:cut] if not _is_tensor(node) and not _is_size(node)]
-        return all(self._last_use.get(node.name, -1) < cut for node in neither)
+        return all(self.last_use.get(node.name, -1) < cut for node in neither)
 
     # Running
 
@@ -250,8 +250,8 @@ class TorchProgram:
         return {output.name: self._value_of(output.node, env).to(output.dtype) for output in self.outputs}
 
     def _value_of(self, name: str, env: Mapping[str, Any]) -> Any:
-        """The value of a node, from this run (*env*) or, if it is the same in every run, from ``_held``."""
-        return env[name] if name in env else self._held[name]
+        """The value of a node, from this run (*env*) or, if it is the same in every run, from ``held``."""
+        return env[name] if name in env else self.held[name]
 
     def _value(self, node: Node, env: Mapping[str, Any]) -> Any:
         """Compute a node on the values in *env* (by name), on the program's device and in its precision."""
@@ -270,11 +270,19 @@ class TorchProgram:
         target: Any = node.target
         return target(*map_aggregate(node.args, leaf), **map_aggregate(node.kwargs, leaf))
 
-    def observed(self, values: Mapping[str, Any]) -> tuple[dict[str, int], list[float]]:
-        """Run once on *values*; also sets ``channels_last``.
+    def held_by(self, piece: ProgramPiece) -> list[str]:
+        """Names of the values of ``held`` that a piece reads."""
+        read = [source.name for node, _ in piece.steps for source in node.all_input_nodes]
+        read += [output.node for output in self.outputs] if piece.last else []
+        return [name for name in dict.fromkeys(read) if name in self.held]
 
-        Returns the bytes of all tensors, by name, and the estimated seconds of each node.
-        """
+    def observed(self, values: Mapping[str, Any]) -> tuple[dict[str, int], list[float]]:
+        """Run once on *values*; returns the bytes of all tensors, by name, and the estimated seconds of each node."""
+        computed, guesses_s = self.observed_values(values)
+        return {name: _bytes(value) for name, value in computed.items()}, guesses_s
+
+    def observed_values(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[float]]:
+        """Run once on *values*; returns the value and the estimated seconds of each node. Sets ``channels_last``."""
         env: dict[str, Any] = {name: self.cast(value) for name, value in values.items()}
         guesses_s, channels_last = [], set()
         for node in self.nodes:
@@ -285,10 +293,10 @@ class TorchProgram:
             if is_image and result.is_contiguous(memory_format=torch.channels_last):
                 channels_last.add(node.name)
         self.channels_last = frozenset(channels_last)
-        return {node.name: _bytes(env[node.name]) for node in self.nodes}, guesses_s
+        return {node.name: env[node.name] for node in self.nodes}, guesses_s
 
 
-def _without_writing(exported: Any) -> Any:
+def without_writing(exported: Any) -> Any:
     """Replace in-place operators by operators that return new tensors; ``ModelError`` if the program keeps state."""
     operators = [node.target for node in exported.graph.nodes if node.op == "call_function"]
     if any(getattr(call, "_schema", None) is not None and call._schema.is_mutable for call in operators):

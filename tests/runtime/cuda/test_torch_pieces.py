@@ -1,0 +1,160 @@
+"""Compiled models in pieces, on a device's twin; programs of torch stand for compiled ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.runtime.cuda.nets import WIDTH, chain, drawn, wanted
+from tests.runtime.cuda.uncompiled import packaged, without_compiler
+from weft.models import zoo
+from weft.models.onnx_graph import save
+from weft.runtime.backend import BatchPart, LoadOptions, Step
+from weft.runtime.cuda import packager
+from weft.runtime.cuda.compiling import CompileLimits, compile_model
+from weft.runtime.cuda.device import HostDevice
+from weft.runtime.cuda.packager import Packager
+from weft.runtime.cuda.packages import CompileJob, find
+from weft.runtime.cuda.preparing import prepare_on
+from weft.runtime.cuda.torch_compiler import ExportedModel, choose_cuts
+from weft.runtime.onnxruntime_cpu.sessions import open_model
+
+OPTIONS = LoadOptions(max_batch=4, engine="compiled", grain_s=1e-9, max_pieces=3, independent_rows=True)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_compiler(monkeypatch)
+
+
+def job(path: Path, shapes: dict[str, tuple[int, ...]], **more: Any) -> CompileJob:
+    wanted = {"rows": (1, 2, 4), "batched": True, "precision": "fp32", "grain_s": 1e-9, "max_pieces": 3}
+    return CompileJob(model=path, shapes=shapes, device="cpu", device_name="cpu", **{**wanted, **more})
+
+
+def cut(whole: CompileJob, folder: Path) -> Path:
+    """The packages of a model in the pieces that the compiler chooses."""
+    cuts = choose_cuts(whole, packaged(whole.model_copy(update={"rows": (1, 4)}), folder / "whole"))
+    return packaged(whole.model_copy(update={"cuts": cuts}), folder / "cut")
+
+
+def opened(path: Path, folder: Path, tmp_path: Path, options: LoadOptions = OPTIONS) -> Any:
+    prepare_on(HostDevice(), path, options, tmp_path / "cache")
+    return prepare_on(HostDevice(), path, replace(options, packages=str(folder)), tmp_path / "cache", learn=False)
+
+
+def test_a_model_in_pieces_answers_as_the_file_and_its_batches_join_at_cuts(tmp_path: Path) -> None:
+    path = chain(tmp_path / "chain.onnx")
+    model = opened(path, cut(job(path, {"x": (1, WIDTH)}), tmp_path), tmp_path)
+    assert model.segments == ("piece 0", "piece 1", "piece 2") and model.timing.engine == "compiled"
+    assert "compiled, in 3 pieces" in model.remarks[-1]
+    assert all(len(times_s) == 3 for times_s in model.timing.times_s.values()) and model.batching.mergeable
+    for rows in (1, 2, 3, 4, 11):  # the last in parts of 4, 4 and 3
+        np.testing.assert_allclose(model.run(drawn(rows))["y"], wanted(path, drawn(rows)), rtol=1e-5, atol=1e-6)
+    first = [model.launch(Step(0, [BatchPart(drawn(rows))], rows=rows)).outputs[0] for rows in (1, 3)]
+    values = model.launch(Step(1, [BatchPart(output.values) for output in first], rows=4)).outputs[0].values
+    answers = model.launch(Step(2, [BatchPart(values)], rows=4)).outputs[0].answers["y"]
+    both = np.concatenate([wanted(path, drawn(rows)) for rows in (1, 3)])
+    np.testing.assert_allclose(answers, both, rtol=1e-5, atol=1e-6)
+    model.evict()
+    model.restore()
+    np.testing.assert_allclose(model.run(drawn(2))["y"], wanted(path, drawn(2)), rtol=1e-5, atol=1e-6)
+
+
+BERT = {"layers": 2, "hidden": 32, "heads": 2, "seq_len": 5}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "precision"),
+    [
+        ("bert-base", BERT, "fp32"),
+        ("mobilenet-v2", {"resolution": 32}, "fp16"),
+        pytest.param("bert-base", BERT, "fp16", marks=pytest.mark.long),
+        pytest.param("mobilenet-v2", {"resolution": 32}, "fp32", marks=pytest.mark.long),
+        pytest.param("densenet121", {"resolution": 32}, "fp16", marks=pytest.mark.long),
+    ],
+)
+def test_networks_in_pieces_answer_as_the_file(
+    name: str, sizes: dict[str, int], precision: str, tmp_path: Path
+) -> None:
+    path, built = tmp_path / "net.onnx", zoo.materialise(zoo.build(name, **sizes))
+    save(built, path)
+    shapes = {v.name: (1, *(d.dim_value for d in v.type.tensor_type.shape.dim[1:])) for v in built.graph.input}
+    options = replace(OPTIONS, precision=precision, max_pieces=6)
+    whole = job(path, shapes, precision=precision, max_pieces=6)
+    model = opened(path, cut(whole, tmp_path), tmp_path, options)
+    assert len(model.segments) == 6, model.remarks
+    session, rng = open_model(path, 1), np.random.default_rng(0)
+    feed = {spec.name: rng.standard_normal((4, *shapes[spec.name][1:])).astype(np.float32) for spec in model.inputs}
+    feed = {name: array if name in _floats(session) else array.astype(np.int64) * 0 for name, array in feed.items()}
+    results = model.run(feed)
+    for spec, expected in zip(model.outputs, session.run([spec.name for spec in model.outputs], feed), strict=True):
+        near = np.abs(expected).max() * (1e-2 if precision == "fp16" else 1e-4)
+        np.testing.assert_allclose(results[spec.name], expected, atol=near)
+
+
+def _floats(session: Any) -> set[str]:
+    return {value.name for value in session.get_inputs() if value.type == "tensor(float)"}
+
+
+def test_a_model_that_is_fast_enough_stays_whole(tmp_path: Path) -> None:
+    path = chain(tmp_path / "chain.onnx")
+    slow = job(path, {"x": (1, WIDTH)}, grain_s=10.0)
+    assert choose_cuts(slow, packaged(slow, tmp_path / "packages")) == ()
+
+
+def test_no_cut_is_crossed_by_a_tensor_without_rows(tmp_path: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    value = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
+        helper.make_node("Tanh", ["t"], ["u"]),
+        helper.make_node("Transpose", ["u"], ["r"], perm=[1, 0]),
+        helper.make_node("Relu", ["r"], ["s"]),
+        helper.make_node("Tanh", ["s"], ["y"]),
+    ]
+    both = [value(name, TensorProto.FLOAT, ["n", WIDTH]) for name in "xy"]
+    graph = helper.make_graph(nodes, "turned", both[:1], both[1:])
+    path = tmp_path / "turned.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    program = ExportedModel(job(path, {"x": (1, WIDTH)}), 4).cut_program()
+    assert [name.partition("_")[0] for name in program.choose_cuts(1.0, 1e-3, 10)] == ["relu", "tanh", "to"]
+
+
+def test_what_onnx_runtime_cuts_is_compiled_with_a_grain_unless_sizes_are_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[CompileJob] = []
+
+    def compile_model(job: CompileJob, folder: Path, limits: CompileLimits) -> Path:
+        seen.append(job)
+        return folder
+
+    monkeypatch.setattr(packager, "compile_model", compile_model)
+    for sizes in (("n", WIDTH), ("n", "w")):
+        path = chain(tmp_path / "chain.onnx", sizes=sizes)
+        for grain_s in (1e-9, 1.0):
+            options = replace(OPTIONS, grain_s=grain_s, shapes={"x": (1, WIDTH)})
+            model = prepare_on(HostDevice(), path, options)
+            Packager("cuda:twin", "cpu").packages(path, options, model, tmp_path, compile_now=True)
+    assert [each.grain_s for each in seen] == [1e-9, None, None, None] and all(each.batched for each in seen)
+
+
+@pytest.mark.long
+def test_the_compiler_cuts_what_takes_longer_than_a_grain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    path = chain(tmp_path / "chain.onnx")
+    folder = compile_model(job(path, {"x": (1, WIDTH)}), tmp_path / "packages", CompileLimits(1800, 8 << 30, 2))
+    manifest = find(folder)
+    assert manifest is not None and len(manifest.pieces) == 3 and sorted(manifest.packages) == [1, 2, 4]
+    model = opened(path, folder, tmp_path)
+    for rows in (1, 4, 11):
+        np.testing.assert_allclose(model.run(drawn(rows))["y"], wanted(path, drawn(rows)), rtol=1e-5, atol=1e-6)
