@@ -137,7 +137,18 @@ def of_package(name: str, path: Path) -> Network:
 def of_torchvision(name: str, path: Path) -> Network:
     import torchvision
 
-    return of_torch(getattr(torchvision.models, name), (1, 3, 224, 224), path)
+    def make() -> nn.Module:
+        module: nn.Module = getattr(torchvision.models, name)()
+        # Random weights shrink values from layer to layer, below what float16 holds; a batch's statistics keep them.
+        norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
+        for norm in norms:
+            norm.momentum = None  # the running statistics become those of the batch
+        if norms:
+            with torch.no_grad():
+                module.train()(torch.randn(8, 3, 224, 224))
+        return module
+
+    return of_torch(make, (1, 3, 224, 224), path)
 
 
 IMAGE = (1, 3, 224, 224)

@@ -120,7 +120,13 @@ class Row:
             yield "module compiled", lambda: self._module(compiler)
 
     def _served(self) -> Captured:
-        options = LoadOptions(grain_s=1e3, precision=self.precision, max_batch=self.rows, independent_rows=True)
+        options = LoadOptions(
+            grain_s=1e3,
+            precision=self.precision,
+            max_batch=self.rows,
+            independent_rows=True,
+            shapes=self.network.shapes,
+        )
         model: Any = prepare_on(self.device, self.network.path, options)
         rung = next(rung for rung in model._rungs if rung.rows >= self.rows)
         with torch.inference_mode():  # as the tensors of a rung were made

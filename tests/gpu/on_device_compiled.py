@@ -23,14 +23,17 @@ from tests.runtime.cuda.nets import WIDTH, chain, drawn, wanted
 from tests.serving import live
 from tests.support.inference import infer_fp32
 from weft.models import zoo
+from weft.models.onnx_graph import save
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.compiling import CompileLimits, compile_model
 from weft.runtime.cuda.packages import CompileJob, find
 from weft.runtime.cuda.precision import difference
+from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.torch_engine import WITHIN, compiled_model
 from weft.runtime.cuda.torch_onnx import OnnxModule, folded
 from weft.runtime.cuda.torch_types import PRECISIONS
 from weft.runtime.onnxruntime_cpu.model import Blueprint
+from weft.runtime.onnxruntime_cpu.sessions import open_model
 from weft.runtime.tensors import TensorSpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -104,7 +107,27 @@ def test_a_compiled_model_is_captured_over_weights_that_come_and_go(
     model.close()
 
 
-def test_without_onnxruntime_gpu_torch_answers_until_the_model_is_compiled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_without_onnxruntime_gpu_torch_runs_files_step_by_step(
+    gpu: Any, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(gpu), "runs_sessions", False)
+    path = tmp_path / "net.onnx"
+    save(zoo.materialise(zoo.build("mobilenet-v2", resolution=64)), path)
+    options = replace(LoadOptions(), precision=precision, max_batch=4, independent_rows=True)
+    model = prepare_on(gpu, path, options)
+    assert model.timing.engine == "torch" and not model.uncaptured()
+    session, rng = open_model(path, 4), np.random.default_rng(0)
+    for rows in (1, 3, 4, 7):
+        feed = {model.inputs[0].name: rng.standard_normal((rows, 3, 64, 64)).astype(np.float32)}
+        right = dict(zip([spec.name for spec in model.outputs], session.run(None, feed), strict=True))
+        assert difference(right, model.run(feed)) < WITHIN[precision]
+        model.evict()
+        model.restore()
+    model.close()
+
+
+def test_without_onnxruntime_gpu_the_server_compiles_its_models(tmp_path: Path) -> None:
     from weft.runtime.cuda.gpu import Gpu
 
     if Gpu.runs_sessions:
@@ -119,4 +142,4 @@ def test_without_onnxruntime_gpu_torch_answers_until_the_model_is_compiled(tmp_p
             slot = server.server.service.library.find("chain")
             engines |= {slot.served.loaded.timing.engine} if slot.served else set()
             time.sleep(0.2)
-    assert engines == {"torch", "compiled"}
+    assert "compiled" in engines

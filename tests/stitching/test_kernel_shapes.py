@@ -7,6 +7,7 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"  # as the tests of the kernel itself need it, in the same process
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,3 +70,16 @@ def test_where_it_is_enough_only_what_is_compiled_is_tried(monkeypatch: pytest.M
         assert len(bench.timed) == 1, "one is found all the same"
     nothing = kernel_shapes._compile(bench.trials, lambda: True)
     assert nothing == set() and bench.found(0, lambda: True, nothing) == next(shapes(bench.layers[0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("taps", [1, 9])
+@pytest.mark.parametrize(("inputs", "outputs"), [(4, 4), (4, 16), (16, 32), (64, 256)])
+def test_every_layer_has_a_shape_to_try(inputs: int, outputs: int, taps: int, dtype: Any) -> None:
+    kernel = (3, 3) if taps == 9 else (1, 1)
+    packed = SimpleNamespace(
+        window=SimpleNamespace(kernel=kernel), inputs=inputs, targets=[[SimpleNamespace(span=outputs)]]
+    )
+    layer: Any = SimpleNamespace(packed=packed, weights=torch.zeros(1, dtype=dtype))
+    found = list(shapes(layer))
+    assert found and all(shape.wide < 2 * max(16, outputs) for shape in found)

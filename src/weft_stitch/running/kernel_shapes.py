@@ -39,9 +39,9 @@ HALF_SHAPES = (
     Shape(128, 256, 64, 8, 3), Shape(128, 128, 64, 8, 3), Shape(128, 128, 32, 4, 4), Shape(128, 64, 64, 4, 3),
     Shape(128, 64, 64, 8, 4), Shape(128, 64, 32, 4, 4), Shape(64, 128, 64, 8, 4), Shape(64, 128, 32, 4, 4),
     Shape(64, 64, 64, 4, 4), Shape(64, 64, 64, 8, 4), Shape(64, 64, 128, 8, 3), Shape(64, 64, 32, 4, 5),
-    Shape(64, 32, 128, 8, 4), Shape(16, 64, 128, 4, 4),
+    Shape(64, 32, 128, 8, 4), Shape(16, 64, 128, 4, 4), Shape(64, 16, 64, 4, 4),
 )  # fmt: skip
-"""Candidates for fused layers in half precision: wide tiles for full nets, small ones for pruned nets."""
+"""Candidates for fused layers in half precision: wide tiles for full nets, small ones for pruned and narrow nets."""
 FLOAT_SHAPES = (
     Shape(128, 128, 32, 8, 3), Shape(128, 64, 32, 8, 3), Shape(64, 64, 32, 4, 3), Shape(64, 32, 32, 4, 3),
     Shape(64, 16, 32, 4, 3), Shape(128, 16, 16, 4, 3), Shape(32, 32, 64, 4, 3), Shape(32, 64, 32, 4, 3),

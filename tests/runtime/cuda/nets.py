@@ -29,6 +29,22 @@ def chain(path: Path, layers: int = 3, sizes: tuple[int | str, ...] = ("n", WIDT
     return _saved(graph, path)
 
 
+def convolving(path: Path, layers: int = 3, side: int = 6) -> Path:
+    """x, an image of three channels -> convolutions with positive parts, the mean of each channel -> y."""
+    rng, nodes, weights, x, channels = np.random.default_rng(0), [], [], "x", 3
+    for at in range(layers):
+        drawn_weight = rng.standard_normal((WIDTH, channels, 3, 3)).astype(np.float32) / (3 * channels**0.5)
+        weights.append(numpy_helper.from_array(drawn_weight, f"w{at}"))
+        nodes.append(helper.make_node("Conv", [x, f"w{at}"], [f"c{at}"], name=f"conv{at}", pads=[1, 1, 1, 1]))
+        nodes.append(helper.make_node("Relu", [f"c{at}"], [f"r{at}"], name=f"relu{at}"))
+        x, channels = f"r{at}", WIDTH
+    nodes += [helper.make_node("GlobalAveragePool", [x], ["g"]), helper.make_node("Flatten", ["g"], ["y"])]
+    value = helper.make_tensor_value_info
+    inputs = [value("x", TensorProto.FLOAT, ["n", 3, side, side])]
+    outputs = [value("y", TensorProto.FLOAT, ["n", WIDTH])]
+    return _saved(helper.make_graph(nodes, "convolving", inputs, outputs, weights), path)
+
+
 def leaving(path: Path) -> Path:
     """Two exits: samples may leave at ``early``, and all others at ``late``."""
     rng, value = np.random.default_rng(1), helper.make_tensor_value_info
