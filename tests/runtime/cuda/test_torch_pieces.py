@@ -18,7 +18,7 @@ from weft.models.onnx_graph import load, save
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda import packager
 from weft.runtime.cuda.compiling import CompileLimits, compile_model
-from weft.runtime.cuda.device import HostDevice
+from weft.runtime.cuda.device import TWIN_CUTS, HostDevice
 from weft.runtime.cuda.packager import Packager
 from weft.runtime.cuda.packages import CompileJob, find
 from weft.runtime.cuda.preparing import prepare_on
@@ -102,6 +102,16 @@ def test_networks_in_pieces_answer_as_the_file(
 
 def _floats(session: Any) -> set[str]:
     return {value.name for value in session.get_inputs() if value.type == "tensor(float)"}
+
+
+def test_a_compiled_model_is_captured_and_measured_on_parts_of_the_device(tmp_path: Path) -> None:
+    path = chain(tmp_path / "chain.onnx")
+    shared = replace(OPTIONS, shares=True)
+    model = opened(path, cut(job(path, {"x": (1, WIDTH)}), tmp_path), tmp_path, shared)
+    assert model.timing.engine == "compiled" and len(model.segments) == 3
+    assert model.shares.cuts == TWIN_CUTS and sorted(model.shares.like) == [1, 2, 3, 4]
+    assert all(len(rung.parts) == len(TWIN_CUTS.parts) for rung in model._rungs)
+    np.testing.assert_allclose(model.run(drawn(3))["y"], wanted(path, drawn(3)), rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_that_is_fast_enough_stays_whole(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ class Packager:
         None if there are no packages and *compile_now* is false. ``ModelError`` if the model cannot be compiled.
         """
         shapes = model.timing.warm_shapes
-        if kind_of(path, "cuda").name != ONNX or model.tasks or model.exits or model.shares or shapes is None:
-            raise ModelError("programs, stitched models, exits and shares of a GPU have no compiled engine so far")
+        if kind_of(path, "cuda").name != ONNX or model.tasks or model.exits or shapes is None:
+            raise ModelError("programs, stitched models and models with exits have no compiled engine so far")
         if any("runs on the CPU" in remark for remark in model.remarks):
             raise ModelError("it runs on the CPU")
         if cache is None:

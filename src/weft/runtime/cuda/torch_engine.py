@@ -8,8 +8,10 @@ from math import exp, log
 from pathlib import Path
 
 from weft.base.errors import ModelError
+from weft.devices.shares import GpuLikeness
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device
+from weft.runtime.cuda.likeness import measure_likeness
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.packages import find
 from weft.runtime.cuda.pieces import OpenPieces, random_batch, unseen
@@ -18,6 +20,7 @@ from weft.runtime.cuda.rounds import rung_sizes
 from weft.runtime.cuda.torch_onnx import conversion
 from weft.runtime.cuda.torch_packages import open_packages
 from weft.runtime.engines import COMPILED
+from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.model import Blueprint
 from weft.runtime.onnxruntime_cpu.sessions import open_model
 from weft.runtime.tensors import Array
@@ -48,8 +51,14 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     # A batch takes as long as the next larger size that was compiled.
     by_rows_s = {rows: next(times_s[size] for size in sizes if size >= rows) for rows in range(1, sizes[-1] + 1)}
     mergeable = blueprint.batchable and len(specs) > 1 and all(rung.same_rows() for rung in rungs)
+    remarks: list[str] = []
+    like: dict[int, GpuLikeness] = {}
+    if options.shares:
+        with Allowance(options.learn_s) as allowance:
+            like = measure_likeness(device, rungs, pieces.weights.bytes, allowance, remarks)
     used_bytes = max(0, free_bytes - device.memory()[0])
-    model = pieces.model(rungs, times_s=by_rows_s, mergeable=mergeable, memory_bytes=used_bytes)
+    changes = {"times_s": by_rows_s, "like": like, "mergeable": mergeable, "memory_bytes": used_bytes}
+    model = pieces.model(rungs, **changes)
     deviation = _deviation(model, path, options, sizes)
     if deviation > WITHIN[options.precision]:
         model.close()
@@ -61,7 +70,7 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     model.timing = replace(model.timing, engine="compiled")
     pieces_text = "one piece" if len(specs) == 1 else f"{len(specs)} pieces"
     remark = f"compiled, in {pieces_text}: {comparison}; differs from float32 by {deviation:.1e}"
-    model.remarks = (*blueprint.remarks, remark)
+    model.remarks = (*blueprint.remarks, *remarks, remark)
     return model
 
 
