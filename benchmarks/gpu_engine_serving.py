@@ -126,12 +126,17 @@ def bare(networks: list[str], on: str, seconds: float) -> dict[str, dict[str, An
     from weft.runtime.cuda.packager import Packager
     from weft.runtime.cuda.preparing import prepare_on
     from weft.runtime.cuda.requirements import gpu_called
+    from weft.runtime.cutting import DEVICE_GRAIN_S
 
     device, results = device_named(on), dict[str, dict[str, Any]]()
     for network in networks:
         path, folder = network_file(network), FOLDER / "bare"
-        options = LoadOptions(
-            grain_s=1.0, precision="fp16", max_batch=largest(network), independent_rows=True, engine="compiled"
+        options = LoadOptions(  # as the server's, so that its packages are found
+            grain_s=DEVICE_GRAIN_S,
+            precision="fp16",
+            max_batch=largest(network),
+            independent_rows=True,
+            engine="compiled",
         )
         plain: Any = prepare_on(device, path, options, folder)
         packages = Packager(on, "cpu" if is_twin(on) else gpu_called(on)).packages(

@@ -75,10 +75,15 @@ def test_converted_networks_compute_on_the_gpu_what_the_cpu_does(name: str, prec
     assert difference({str(at): each for at, each in enumerate(right)}, results) < WITHIN[precision]
 
 
-@pytest.mark.parametrize(("precision", "grain_s"), [("fp32", None), ("fp16", None), ("fp16", 1e-9)])
+@pytest.mark.parametrize(
+    ("precision", "grain_s", "shares"),
+    [("fp32", None, False), ("fp16", None, False), ("fp16", 1e-9, False), ("fp16", 1e-9, True)],
+)
 def test_a_compiled_model_is_captured_over_weights_that_come_and_go(
-    gpu: Any, precision: str, grain_s: float | None, tmp_path: Path
+    gpu: Any, precision: str, grain_s: float | None, shares: bool, tmp_path: Path
 ) -> None:
+    if shares and gpu.uncut:
+        pytest.skip(gpu.uncut)
     path, shapes = chain(tmp_path / "chain.onnx"), {"x": (1, WIDTH)}
     job = CompileJob(
         model=path, shapes=shapes, rows=(1, 2, 4), batched=True, precision=precision, device="cuda:0",
@@ -95,8 +100,11 @@ def test_a_compiled_model_is_captured_over_weights_that_come_and_go(
         inputs=tensors[0], outputs=tensors[1], segments=(), warm_shapes=shapes, batchable=True, max_batch=4,
         times_s=slow_s,
     )  # fmt: skip
-    options = replace(LoadOptions(), precision=precision, engine="auto", packages=str(folder), max_batch=4)
-    model = compiled_model(gpu, path, options, blueprint)
+    options = replace(
+        LoadOptions(), precision=precision, engine="auto", packages=str(folder), max_batch=4, shares=shares
+    )
+    model = compiled_model(gpu.model_view() if shares else gpu, path, options, blueprint)
+    assert sorted(model.blueprint.like) == ([1, 2, 4] if shares else [])
     assert not model.uncaptured() and f"compiled, in {'3 pieces' if grain_s else 'one piece'}" in model.remarks[-1]
     for _ in range(2):
         for rows in (1, 3, 4, 7):  # the last was not compiled

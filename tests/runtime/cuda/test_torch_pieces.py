@@ -157,6 +157,10 @@ def test_what_onnx_runtime_cuts_is_compiled_with_a_grain_unless_sizes_are_free(
             model = prepare_on(HostDevice(), path, options)
             Packager("cuda:twin", "cpu").packages(path, options, model, tmp_path, compile_now=True)
     assert [each.grain_s for each in seen] == [1e-9, None, None, None] and all(each.batched for each in seen)
+    path = chain(tmp_path / "chain.onnx")
+    model = prepare_on(HostDevice(runs_sessions=False), path, replace(OPTIONS, grain_s=1.0))
+    Packager("cuda:twin", "cpu").packages(path, replace(OPTIONS, grain_s=1.0), model, tmp_path, compile_now=True)
+    assert seen[-1].grain_s == 1.0, "torch cuts nothing, so the compiler has to find out"
 
 
 @pytest.mark.long

@@ -54,9 +54,7 @@ class Packager:
             device=self._device,
             device_name=self._device_name,
             batched=model.batching.batchable,
-            # Only what ONNX Runtime had to cut may have to be cut when it is compiled. With other free sizes than the
-            # rows it stays whole, as pieces are compiled for their shapes only.
-            grain_s=options.grain_s if len(model.segments) > 1 and not _has_free_sizes(model) else None,
+            grain_s=options.grain_s if _may_be_cut(model) else None,
             max_pieces=options.max_pieces,
         )
         try:
@@ -71,7 +69,11 @@ class Packager:
             raise ModelError(str(error)) from error
 
 
-def _has_free_sizes(model: LoadedModel) -> bool:
-    """Whether inputs have free sizes besides the rows of a batch."""
+def _may_be_cut(model: LoadedModel) -> bool:
+    """Whether a compiled model may have to be cut: if ONNX Runtime cut it, or torch runs it, which cuts nothing.
+
+    With other free sizes than the rows it stays whole, as pieces are compiled for their shapes only.
+    """
     first = int(model.batching.batchable)
-    return any(-1 in spec.shape[first:] for spec in model.inputs)
+    has_free_sizes = any(-1 in spec.shape[first:] for spec in model.inputs)
+    return (len(model.segments) > 1 or model.timing.engine == "torch") and not has_free_sizes
