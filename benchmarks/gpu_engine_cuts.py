@@ -119,7 +119,8 @@ def main() -> None:
                 for rows in NETWORKS[name][1]:
                     row = rows_of[f"{name} b{rows}"] = measured(device, networks[name], rows, folders)
                     print(f"  b{rows}: {row}", flush=True)
-    content = {"rows": rows_of, "grain_ms": arguments.grain_ms, "machine": machine()}
+    made_on = machine("torch", "onnx") | {"device": device.name}
+    content = {"rows": rows_of, "grain_ms": arguments.grain_ms, "machine": made_on}
     arguments.results.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
 

@@ -95,3 +95,12 @@ class OpensDeviceFile(Protocol):
         device, or raise ``NotLearned``; only passed to kinds that register ``takes_over = true``.
         """
         ...
+
+
+def open_onnx_file(device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance) -> OnnxFile:
+    """The file for ONNX Runtime, or where that cannot run on the device, for torch."""
+    if device.runs_sessions:
+        return OnnxFile(device, path, options, folder, allowance)
+    from weft.runtime.cuda.torch_eager import EagerOnnxFile  # torch takes long to import
+
+    return EagerOnnxFile(device, path, options, folder, allowance)

@@ -312,12 +312,3 @@ def _tensors_of_values(graph: OnnxModel) -> frozenset[str]:
     facts = inputs_of(graph.graph)
     Follower(graph.functions).through(graph.graph.node, facts)
     return frozenset(name for name, fact in facts.items() if fact.valued)
-
-
-def open_onnx_file(device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance) -> OnnxFile:
-    """The file for ONNX Runtime, or where that cannot run on the device, for torch."""
-    if device.runs_sessions:
-        return OnnxFile(device, path, options, folder, allowance)
-    from weft.runtime.cuda.torch_eager import EagerOnnxFile  # torch takes long to import
-
-    return EagerOnnxFile(device, path, options, folder, allowance)
