@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import hypot, inf
@@ -65,9 +65,9 @@ processor's clock cancel out."""
 KNOWN_TO = 0.05
 """Relative standard error of a model's slow-down, averaged over two agreeing rounds, at which no third is needed. A
 plan treats loads that differ by less as equal (``planning.deciding``)."""
-WARM_S, RAN_BEFORE_S = 0.3, 0.1
-"""Seconds left out at the beginning of a measurement, while connections and caches are cold; the second if the server
-has run all models of the measurement before."""
+WARM_RUNS, WARM_S, RAN_BEFORE_S = 10, 0.3, 0.1
+"""What is left out at the beginning of a measurement, while connections and caches are cold: so many runs of each model
+that the server has not run before, at most the first and at least the second number of seconds."""
 LEAST_RUNS, LONGEST_S = 12, 60.0
 """A measurement lasts until it has this number of runs of each model, at most this number of seconds."""
 MOST_RUNS, MOST_GAPS = 400, 800
@@ -298,8 +298,8 @@ class _Survey:
     """Finished measurements."""
     skipped: int = 0
     """Measurements that turned out not to be needed; the progress counts them as done."""
-    warm: set[str] = field(default_factory=set)
-    """Models that the present server has run."""
+    warm: set[tuple[str, str]] = field(default_factory=set)
+    """URL of a server, and a model that it has run."""
     served: dict[str, Any] = field(default_factory=dict)
     """Model -> the server's profile of it."""
     full_gaps_s: list[float] = field(default_factory=list)
@@ -314,28 +314,34 @@ class _Survey:
     def results(self) -> Iterator[Surveyed]:
         """Yield the first numbers for each number of lanes, with the host unless this number of lanes is left out."""
         one_lane = None
-        with self._server(1) as server:
+        with ExitStack() as single:
+            server = single.enter_context(self._server(1))
             self._read_profiles(server)
             alone = {subject.name: self._single(server, subject) for subject in self.subjects}
             first_numbers, one_lane_streams = self._first_numbers(server, 1, alone)
             gaps_s = self.full_gaps_s  # those of one lane, which other numbers of lanes replace
             if 1 not in self.lanes or not self.left_out(first_numbers):
                 one_lane = self._one_lane(server, alone, one_lane_streams)
-        for lanes in self.lanes:
-            together = one_lane.together if one_lane and lanes == 1 else None
-            if lanes > 1:
-                with self._server(lanes) as server:
-                    first_numbers, streams = self._first_numbers(server, lanes, alone)
-                    together = None if self.left_out(first_numbers) else self._rounds(server, lanes, streams)
-            if together is None:
-                self.skipped += self._round_steps if lanes > 1 else 0
-                yield Surveyed(first_numbers, None)
-                continue
-            if one_lane is None:  # a single lane was left out, but the hosts of more lanes need its measurements
-                self.full_gaps_s = gaps_s
-                with self._server(1) as server:
+            # On cores, the idle server costs nothing, and may be needed again; a device may lack memory for two.
+            stays = one_lane is None and self.device == HOST
+            if not stays:
+                single.close()
+            for lanes in self.lanes:
+                together = one_lane.together if one_lane and lanes == 1 else None
+                if lanes > 1:
+                    with self._server(lanes) as wide_server:
+                        first_numbers, streams = self._first_numbers(wide_server, lanes, alone)
+                        together = None if self.left_out(first_numbers) else self._rounds(wide_server, lanes, streams)
+                if together is None:
+                    self.skipped += self._round_steps if lanes > 1 else 0
+                    yield Surveyed(first_numbers, None)
+                    continue
+                if one_lane is None:  # a single lane was left out, but the hosts of more lanes need its measurements
+                    self.full_gaps_s = gaps_s
+                    server = server if stays else single.enter_context(self._server(1))
                     one_lane = self._one_lane(server, alone, one_lane_streams)
-            yield Surveyed(first_numbers, self._host(lanes, together, one_lane))
+                    single.close()
+                yield Surveyed(first_numbers, self._host(lanes, together, one_lane))
         self.skipped = self._steps - self.done
         self._report_progress("done")
 
@@ -584,9 +590,10 @@ class _Survey:
         """Send these streams for at least *seconds*; return the spans on the lanes. *what*: name for the progress."""
         self._report_progress(what)
         duration_s = min(LONGEST_S, max(self.seconds if seconds is None else seconds, self._least_s(streams)))
-        names = {served_name(stream["model"]) for stream in streams}
-        warm_s = RAN_BEFORE_S if names <= self.warm else WARM_S
-        self.warm |= names
+        cold = {(server.url, served_name(stream["model"])) for stream in streams} - self.warm
+        self.warm |= cold
+        cold_s = WARM_RUNS * sum(sum(self.served[name]["times_s"]["1"]) for _, name in cold)
+        warm_s = min(WARM_S, max(RAN_BEFORE_S, cold_s))
         raw = {"duration_s": warm_s + duration_s, "warmup_s": warm_s, "seed": self.done, "stream": list(streams)}
         began_s = time.monotonic()
         with self.conditions_watch.part():
@@ -650,7 +657,6 @@ class _Survey:
         arguments += ["--device", self.device] if self.device != HOST else []
         sources = [str(self.repository)] if self.repository else [subject.file for subject in self.subjects]
         arguments += [] if self.repository else self._shape_options()
-        self.warm = set()
         with ServerProcess(*sources, *arguments, "--cache", str(self.cache)) as server:
             yield server
 
