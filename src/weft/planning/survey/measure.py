@@ -66,8 +66,8 @@ KNOWN_TO = 0.05
 """Relative standard error of a model's slow-down, averaged over two agreeing rounds, at which no third is needed. A
 plan treats loads that differ by less as equal (``planning.deciding``)."""
 WARM_RUNS, WARM_S, RAN_BEFORE_S = 10, 0.3, 0.1
-"""What is left out at the beginning of a measurement, while connections and caches are cold: so many runs of each model
-that the server has not run before, at most the first and at least the second number of seconds."""
+"""What is left out at the beginning of a measurement, while connections and caches are cold: 10 runs of each model that
+the server has not run before, at most the first and at least the second number of seconds."""
 LEAST_RUNS, LONGEST_S = 12, 60.0
 """A measurement lasts until it has this number of runs of each model, at most this number of seconds."""
 MOST_RUNS, MOST_GAPS = 400, 800
