@@ -15,6 +15,7 @@ from tests import DATA
 from tests.serving import live
 from tests.support.commands import refused, run
 from weft.base.errors import DeviceError, WorkloadError
+from weft.cli.host import print_host
 from weft.devices import (
     Host,
     Lanes,
@@ -25,7 +26,7 @@ from weft.devices import (
     read_host,
 )
 from weft.devices.costs.program import Program
-from weft.devices.host import write_host
+from weft.devices.host import HostModel, write_host
 from weft.engine import Engine, SaturatedStreams, SimulatedHost
 from weft.engine.admission import Refusal
 from weft.engine.policies import Setting, make_policy
@@ -427,3 +428,12 @@ def test_spans_meet_those_that_run_at_the_same_time(rows):
             and each.end_s > span.start_s
         ]
         assert sorted(met) == sorted(wanted)
+
+
+def test_the_times_of_several_engines_are_shown(capsys):
+    engines_s = {"onnxruntime": {1: 0.002, 8: 0.004}, "compiled": {1: 0.001, 8: 0.003}}
+    model = HostModel(segments=("whole",), times_s={1: (0.001,)}, engine="compiled", engines_s=engines_s)
+    other = HostModel(segments=("whole",), times_s={1: (0.1,)})
+    print_host(Host(name="cuda:0", cores=2, lanes=1, threads=1, models={"net": model, "other": other}))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["net", "1", "1.000", "2.000", "compiled"] in rows and ["net", "8", "3.000", "4.000", "compiled"] in rows

@@ -210,6 +210,23 @@ def test_it_shows_where_rows_leave_a_model_with_exits(browser, stub):
 
 
 @needs_chromium
+def test_it_shows_the_times_of_the_engines_of_a_gpu(browser, stub):
+    engines_s = {"onnxruntime": {"1": 0.00067, "32": 0.0033}, "compiled": {"1": 0.00044, "32": 0.0013}}
+    stub.state = state([
+        model("a", engine="compiled", engines_s=engines_s),
+        model("b", engine="onnxruntime", engines_s={"compiled": {"1": 0.5}, "onnxruntime": {"1": 0.25}}),
+    ])  # fmt: skip
+    browser.open(stub.address)
+    browser.wait_for_text("#state", "Ready")
+    assert browser.texts("tr.message:not([hidden])") == [
+        "Engine: compiled 0.44 ms for 1 row, 1.3 ms for 32 rows; "
+        "onnxruntime would take 0.67 ms for 1 row, 3.3 ms for 32 rows",
+        "Engine: onnxruntime 250 ms for 1 row; compiled would take 500 ms for 1 row",
+    ]
+    assert browser.complaints == []
+
+
+@needs_chromium
 def test_names_are_shown_as_text_whatever_is_in_them(browser, stub):
     stub.state = state([model(EVIL, version=EVIL, message=EVIL, failures={EVIL: 1})], server=EVIL, policy=EVIL)
     stub.state["totals"]["failures"] = {EVIL: 1}

@@ -129,6 +129,8 @@ def print_host(host: Host) -> None:
     console.print(table)
     if host.gpu:
         _print_shares(host, host.gpu)
+    if any(model.engines_s for model in host.models.values()):
+        _print_engines(host)
     say(host.source, style="dim", soft_wrap=True)
     if host.conditions and host.conditions.disturbed:
         say(f"{host.conditions.in_words}: measure again with nothing else running", style="yellow", soft_wrap=True)
@@ -146,6 +148,17 @@ def _print_shares(host: Host, gpu: GpuCuts) -> None:
             speeds = [number(like.speed(side, gpu.sms), 2) for side in sides]
             bound = like.bound(gpu.sms)
             add_row(table, name, str(batch), *speeds, bound, number(like.kernel_us, 1), f"{like.memory:.0%}")
+    console.print(table)
+
+
+def _print_engines(host: Host) -> None:
+    """Print the times of each engine that was timed, by batch size, and which engine runs the model."""
+    engines = sorted({engine for model in host.models.values() for engine in model.engines_s})
+    table = plain_table("engines", ("model", "batch", *(f"{engine} ms" for engine in engines), "runs in"))
+    for name, model in host.models.items():
+        for batch in sorted({batch for times_s in model.engines_s.values() for batch in times_s}):
+            times_s = [model.engines_s.get(engine, {}).get(batch) for engine in engines]
+            add_row(table, name, str(batch), *(number(took_s, 3, scale=1e3) for took_s in times_s), model.engine)
     console.print(table)
 
 

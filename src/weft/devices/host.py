@@ -70,6 +70,10 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
     """Batch size -> this model's resource use (``GpuLikeness``), if it may run on shares of a GPU."""
     exits: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Early exits: the number of segments before each, without the end. The measured requests ran to the end."""
+    engine: str = ""
+    """The engine that ran it, if several were timed."""
+    engines_s: dict[str, dict[int, Time]] = {}
+    """Engine -> batch size -> seconds of the whole model when it was loaded, for each engine that was timed."""
 
     @model_validator(mode="after")
     def _consistent(self) -> HostModel:

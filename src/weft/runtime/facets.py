@@ -37,6 +37,8 @@ class SegmentTiming:
     engine: Literal["onnxruntime", "torch", "compiled"] = "onnxruntime"
     """What ran when the times were measured: "torch" for an ONNX file that torch runs step by step. Programs of torch,
     which have no other engine, have "onnxruntime"."""
+    engines_s: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """Engine -> rows of a batch -> seconds of the whole model, if several engines were timed."""
     foreseen: tuple[bool, ...] = ()
     """Whether the expected time of each segment can be relied on; ``steady`` by default. They differ where segments run
     in a worker process: none may run on the event loop, yet their times are known."""

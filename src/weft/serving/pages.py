@@ -134,6 +134,7 @@ def profile(service: Service) -> dict[str, Any]:
                 "seen_s": service.dispatcher.streams.expected_s(slot.served)
                 | service.dispatcher.streams.mean_s(slot.served),
                 "max_batch": slot.served.loaded.batching.max_batch,
+                **_describe_engines(slot.served.loaded),
                 "queue_size": slot.config.queue_size,
                 "batch_timeout_ms": slot.config.batch_timeout_ms,
                 "like": _sensitivities_by_rows(slot.served.loaded),
@@ -227,9 +228,19 @@ def _describe_model(service: Service, slot: ModelSlot, windows: dict[int, Recent
         "segments": len(slot.served.loaded.segments) if slot.served else 0,
         "memory_bytes": slot.served.memory_bytes if slot.served else 0,
         "failures": dict(statistics.failures),
+        **(_describe_engines(slot.served.loaded) if slot.served else {}),
         "exits": _describe_exits(service, slot),
         "shares": statistics.shares.lately(service.now()),
     }
+
+
+def _describe_engines(loaded: LoadedModel) -> dict[str, Any]:
+    """Return the engine that runs a model, and the seconds of all by batch size; empty if only one was timed."""
+    timing = loaded.timing
+    if not timing.engines_s:
+        return {}
+    engines_s = {engine: {str(rows): s for rows, s in times.items()} for engine, times in timing.engines_s.items()}
+    return {"engine": timing.engine, "engines_s": engines_s}
 
 
 def _describe_exits(service: Service, slot: ModelSlot) -> dict[str, Any] | None:

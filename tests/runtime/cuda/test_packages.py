@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.runtime.cuda.nets import WIDTH, chain, drawn, wanted
 from weft.runtime.cuda import compiling
 from weft.runtime.cuda.compiling import CompileLimits, NotCompiled, compile_model
 from weft.runtime.cuda.device import HostDevice
-from weft.runtime.cuda.packages import WEIGHTS, CompileJob, Manifest, find
+from weft.runtime.cuda.packages import MANIFEST, WEIGHTS, CompiledPiece, CompileJob, Manifest, Package, find
 
 AMPLE = CompileLimits(60, 8 << 30)
 WRITES = """
@@ -106,6 +107,33 @@ def test_batch_sizes_that_were_finished_in_time_are_kept(
     compiler(monkeypatch, "leave(1); (folder / 'rows4.0of1').mkdir(); import time; time.sleep(60)")
     place = compile_model(job, tmp_path / "cache", CompileLimits(3, 8 << 30))
     assert sorted(path.name for path in place.iterdir()) == ["packages.json", "rows1.0of1"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_packages_in_one_piece_stay_unless_all_pieces_are_compiled(
+    fails: bool, job: CompileJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    whole, cut = (tuple(CompiledPiece(inputs=(), outputs=()) for _ in range(count)) for count in (1, 2))
+
+    def compile_rows(command: list[str]) -> int:
+        folder, single = Path(command[-3]), CompileJob.model_validate_json(command[-2])
+        manifest = Manifest(pieces=cut if single.cuts else whole)
+        stored = folder / MANIFEST
+        if stored.exists():
+            manifest = Manifest.model_validate_json(stored.read_bytes())
+        packages = {**manifest.packages, single.rows[0]: (Package(shapes=()),) * len(manifest.pieces)}
+        stored.write_text(manifest.model_copy(update={"packages": packages}).model_dump_json())
+        (folder / WEIGHTS).write_text("cut" if single.cuts else "whole")
+        return int(fails and bool(single.cuts) and single.rows == (4,))
+
+    monkeypatch.setattr(subprocess, "call", compile_rows)
+    monkeypatch.setattr("weft.runtime.cuda.torch_compiler.choose_cuts", lambda job, folder: ("node",))
+    job = job.model_copy(update={"rows": (1, 2, 4), "grain_s": 1e-9})
+    assert compiling._compile_sizes(tmp_path, job, 2) == 0
+    manifest = Manifest.model_validate_json((tmp_path / MANIFEST).read_bytes())
+    assert manifest.pieces == (whole if fails else cut) and sorted(manifest.packages) == [1, 2, 4]
+    assert (tmp_path / WEIGHTS).read_text() == ("whole" if fails else "cut")
 
 
 def test_what_is_missing_or_cannot_be_written_is_named(

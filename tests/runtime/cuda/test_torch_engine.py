@@ -22,6 +22,7 @@ from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.packages import WEIGHTS, CompileJob
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.onnxruntime_cpu.model import Blueprint
+from weft.serving import pages
 
 OPTIONS = LoadOptions(max_batch=2, engine="compiled")
 
@@ -80,8 +81,17 @@ def test_the_faster_engine_is_taken(path: Path, cache: Path, tmp_path: Path, mon
         monkeypatch.setattr(torch_engine, "compiled_model", with_times)
         return opened(path, cache, folder, auto)
 
-    assert "compiled, in one piece" in compared(1e3).remarks[-1]
-    slower = compared(1e-12)
+    quicker, slower = compared(1e3), compared(1e-12)
+    assert "compiled, in one piece" in quicker.remarks[-1]
+    assert quicker.timing.engines_s["onnxruntime"] == {1: 1e3, 2: 1e3} and sorted(quicker.timing.engines_s) == [
+        "compiled",
+        "onnxruntime",
+    ]
+    assert slower.timing.engines_s["onnxruntime"] == {1: 1e-12, 2: 1e-12}
+    assert slower.timing.engines_s["compiled"].keys() == {1, 2}
+    shown = pages._describe_engines(quicker)
+    assert shown["engine"] == "compiled" and shown["engines_s"]["onnxruntime"] == {"1": 1e3, "2": 1e3}
+    assert pages._describe_engines(prepare_on(HostDevice(), path, OPTIONS, cache)) == {}
     assert "stays with ONNX Runtime: compiled, it is slower" in slower.remarks[-1]
     assert slower.timing.engine == "onnxruntime" and slower.run(drawn(1))["y"].shape == (1, WIDTH)
 

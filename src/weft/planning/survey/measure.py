@@ -401,6 +401,8 @@ class _Survey:
             max_batch=profile["max_batch"],
             times_s={1: self._batch_times(server, subject, 1)},
             exits=tuple(profile["exits"]),
+            engine=profile.get("engine", ""),
+            engines_s=profile.get("engines_s", {}),
         )
 
     def _by_batch(self, server: ServerProcess, subject: Subject, model: HostModel) -> HostModel:

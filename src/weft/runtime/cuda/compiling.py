@@ -55,7 +55,7 @@ def compiler() -> None:
 def _compile_sizes(folder: Path, job: CompileJob, processes: int) -> int:
     """Compile all batch sizes, in pieces if the job has a grain and the compiled model takes longer; the exit code."""
 
-    def compile_rows(job: CompileJob, sizes: Sequence[int]) -> int:
+    def compile_rows(folder: Path, job: CompileJob, sizes: Sequence[int]) -> int:
         jobs = [job.model_copy(update={"rows": (rows,)}).model_dump_json() for rows in sizes]
         with ThreadPoolExecutor(processes) as pool:
             exit_codes = pool.map(lambda single: subprocess.call(_command(folder, single, 0)), jobs)
@@ -64,17 +64,19 @@ def _compile_sizes(folder: Path, job: CompileJob, processes: int) -> int:
     # one row first, then the largest batch: they serve most requests, and time may run out
     sizes = sorted(job.rows, key=lambda rows: (rows != 1, -rows))
     if job.grain_s is None:
-        return compile_rows(job, sizes)
+        return compile_rows(folder, job, sizes)
     from weft.runtime.cuda.torch_compiler import choose_cuts
 
-    exit_code = compile_rows(job, sizes[:2])
-    manifest_path = folder / MANIFEST
+    exit_code = compile_rows(folder, job, sizes[:2])
     if exit_code == 0 and (cuts := choose_cuts(job, folder)):
-        whole = manifest_path.read_bytes()
-        if compile_rows(job.model_copy(update={"cuts": cuts}), sizes) == 0:
+        # In a folder of their own, so that the packages in one piece are left if time runs out or a piece fails.
+        cut_folder = folder / "cut"
+        cut_folder.mkdir()
+        if compile_rows(cut_folder, job.model_copy(update={"cuts": cuts}), sizes) == 0:
+            for path in sorted(cut_folder.iterdir(), key=lambda path: path.name == MANIFEST):  # the manifest last
+                path.replace(folder / path.name)
             return 0
-        manifest_path.write_bytes(whole)  # the packages in one piece are still there
-    return max(exit_code, compile_rows(job, sizes[2:]), key=abs)
+    return max(exit_code, compile_rows(folder, job, sizes[2:]), key=abs)
 
 
 def _command(folder: Path, job: str, processes: int) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -119,16 +120,21 @@ def _open_compiled(
     device: Device, path: Path, options: LoadOptions, cache: Path | None, entry_folder: Path, blueprint: Blueprint
 ) -> Prepared:
     """The compiled model; or if that is refused, the model as it ran before, with a remark."""
-    from weft.runtime.cuda.torch_engine import compiled_model
+    from weft.runtime.cuda.torch_engine import SlowerCompiled, compiled_model
 
+    engines_s: Mapping[str, Mapping[int, float]] = {}
     try:
         with device.lane_context():
             return compiled_model(device, path, options, blueprint)
     except Exception as error:  # compiled code raises several unrelated kinds
         reason = first_line(error)
+        if isinstance(error, SlowerCompiled):
+            engines_s = error.comparison.engines_s
     model = _open_cached(device, path, dataclasses.replace(options, packages=None), cache, entry_folder, blueprint)
     before = "torch, step by step" if model.timing.engine == "torch" else "ONNX Runtime"
     model.remarks = (*model.remarks, f"stays with {before}: {reason}")
+    if isinstance(model, DeviceModel):
+        model.timing = dataclasses.replace(model.timing, engines_s=engines_s)
     return model
 
 

@@ -99,25 +99,18 @@ class PackageWriter:
                 aoti_compile_and_package(piece.exported, package_path=str(archive), inductor_configs=SETTINGS)
             unpack(archive, folder)
         with self._locked():
-            manifest = self._latest(manifest)
+            manifest = self._read() or manifest
             self._write(manifest.model_copy(update={"packages": {**manifest.packages, rows: packages}}))
 
     def _store_weights(self, piece: TracedPiece, manifest: Manifest) -> Package:
         """Store the weights of a piece, which all batch sizes share; returns the description of its package."""
         tensors = {**piece.exported.state_dict, **piece.exported.constants}
         with self._locked():
-            manifest = self._latest(manifest)
+            manifest = self._read() or manifest
             weights = dict(manifest.weights)
             digests = {name: self._store(tensor, weights) for name, tensor in tensors.items()}
             self._write(manifest.model_copy(update={"weights": weights}))
         return Package(shapes=piece.shapes, weights=digests)
-
-    def _latest(self, manifest: Manifest) -> Manifest:
-        """The manifest in the folder; if it has other pieces than *manifest*, that one, with the stored weights."""
-        stored = self._read()
-        if stored is None:
-            return manifest
-        return stored if stored.pieces == manifest.pieces else manifest.model_copy(update={"weights": stored.weights})
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
+from typing import NamedTuple
 
 from weft.base.errors import ModelError
 from weft.devices.shares import GpuLikeness
@@ -19,7 +20,7 @@ from weft.runtime.cuda.precision import BF16, FP16, FP32, difference
 from weft.runtime.cuda.rounds import rung_sizes
 from weft.runtime.cuda.torch_onnx import conversion
 from weft.runtime.cuda.torch_packages import open_packages
-from weft.runtime.engines import COMPILED
+from weft.runtime.engines import COMPILED, ONNXRUNTIME
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.model import Blueprint
 from weft.runtime.onnxruntime_cpu.sessions import open_model
@@ -63,11 +64,11 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     if deviation > WITHIN[options.precision]:
         model.close()
         raise ModelError(f"compiled, it differs from float32 by {deviation:.1e} of the largest output")
-    speedup, comparison = _speedup(blueprint, {rows: sum(seconds) for rows, seconds in times_s.items()})
-    if speedup <= 1 and options.engine != COMPILED:
+    comparison = EngineComparison.of(blueprint, {rows: sum(seconds) for rows, seconds in times_s.items()})
+    if comparison.speedup <= 1 and options.engine != COMPILED:
         model.close()
-        raise ModelError(f"compiled, it is slower: {comparison}")
-    model.timing = replace(model.timing, engine="compiled")
+        raise SlowerCompiled(comparison)
+    model.timing = replace(model.timing, engine="compiled", engines_s=comparison.engines_s)
     pieces_text = "one piece" if len(specs) == 1 else f"{len(specs)} pieces"
     remark = f"compiled, in {pieces_text}: {comparison}; differs from float32 by {deviation:.1e}"
     model.remarks = (*blueprint.remarks, *remarks, remark)
@@ -88,14 +89,42 @@ def _deviation(model: DeviceModel, path: Path, options: LoadOptions, sizes: Sequ
     return max(map(deviation_of, feeds))
 
 
-def _speedup(blueprint: Blueprint, times_s: Mapping[int, float]) -> tuple[float, str]:
-    """How many times faster the compiled model is than before (geometric mean), and both times in words.
+class EngineComparison(NamedTuple):
+    """Times of a model as it ran before and compiled: rows of a batch -> seconds."""
 
-    times_s: rows of a batch -> seconds of the compiled model.
-    """
-    before_s = {rows: sum(blueprint.times_s[rows]) for rows in times_s}
-    ratios = [before_s[rows] / max(1e-9, took_s) for rows, took_s in times_s.items()]
-    extremes = dict.fromkeys((min(times_s), max(times_s)))
-    other = "torch step by step" if any(spec.nodes for spec in blueprint.segments) else "ONNX Runtime"
-    comparisons = [f"{times_s[n] * 1e3:.3g} ms for {n} rows, {before_s[n] * 1e3:.3g} in {other}" for n in extremes]
-    return exp(sum(map(log, ratios)) / len(ratios)), "; ".join(comparisons)
+    before: str
+    """The engine that ran it before, as in ``SegmentTiming.engine``."""
+    before_s: Mapping[int, float]
+    compiled_s: Mapping[int, float]
+
+    @classmethod
+    def of(cls, blueprint: Blueprint, compiled_s: Mapping[int, float]) -> EngineComparison:
+        """The comparison with the times in the blueprint of the model as it ran before."""
+        before = "torch" if any(spec.nodes for spec in blueprint.segments) else ONNXRUNTIME
+        return cls(before, {rows: sum(blueprint.times_s[rows]) for rows in compiled_s}, compiled_s)
+
+    @property
+    def engines_s(self) -> dict[str, Mapping[int, float]]:
+        return {self.before: self.before_s, COMPILED: self.compiled_s}
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster the compiled model is (geometric mean)."""
+        ratios = [self.before_s[rows] / max(1e-9, took_s) for rows, took_s in self.compiled_s.items()]
+        return exp(sum(map(log, ratios)) / len(ratios))
+
+    def __str__(self) -> str:
+        """Both times of the smallest and the largest batch."""
+        other = "torch step by step" if self.before == "torch" else "ONNX Runtime"
+        return "; ".join(
+            f"{self.compiled_s[rows] * 1e3:.3g} ms for {rows} rows, {self.before_s[rows] * 1e3:.3g} in {other}"
+            for rows in dict.fromkeys((min(self.compiled_s), max(self.compiled_s)))
+        )
+
+
+class SlowerCompiled(ModelError):
+    """The compiled model is slower than it was before."""
+
+    def __init__(self, comparison: EngineComparison) -> None:
+        super().__init__(f"compiled, it is slower: {comparison}")
+        self.comparison = comparison

@@ -64,7 +64,8 @@ class ModelDescription(BaseModel):
         """Refuse numbers that no model can have."""
         like, residency = self.shares.like if self.shares else {}, self.residency
         sizes = (self.batching.max_batch, *self.timing.times_s, *like)
-        seconds = (residency.return_s, *chain.from_iterable(self.timing.times_s.values()))
+        engine_times = [times_s.values() for times_s in self.timing.engines_s.values()]
+        seconds = (residency.return_s, *chain.from_iterable((*self.timing.times_s.values(), *engine_times)))
         if not all(1 <= size <= LARGEST_BATCH for size in sizes):
             raise ValueError(f"batch sizes must be 1 to {LARGEST_BATCH}")
         if not all(0 <= duration_s < inf for duration_s in seconds):
