@@ -63,7 +63,7 @@ class LoadOptions:
     """Time limit for the runs with generated inputs that cut, measure and warm up the model; None: no limit."""
     engine: Engine = ONNXRUNTIME
     """What runs an ONNX file on a device; "auto": the faster engine."""
-    compile_s: float = 300.0
+    compile_s: float = 600.0
     """Time limit of the compiler. Not a part of the model."""
     packages: str | None = None
     """The folder with its compiled code, for the worker that runs it. Not a part of the model."""

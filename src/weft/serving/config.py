@@ -235,7 +235,7 @@ class LoadingSettings:
     """
     learn_s: Annotated[Seconds, machine()] = 60.0
     """Time to learn a model (cut and measure it); 0: serve it whole."""
-    compile_s: Annotated[Seconds, machine()] = 300.0
+    compile_s: Annotated[Seconds, machine()] = 600.0
     """Limit on the time to compile a model for a device, if the device compiles models (a GPU)."""
     learn_first: Annotated[StrictBool, machine("--learn-first/--learn-later")] = False
     """Cut models before they are served.

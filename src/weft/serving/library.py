@@ -52,7 +52,7 @@ class Library:
         max_compute_s: float | None = None,
         isolation: str = "threads",
         precision: str = "fp32",
-        compile_s: float = 300.0,
+        compile_s: float = 600.0,
     ) -> None:
         """threads: how many compute a segment. budget_bytes: limit on all loaded models, None: that of the backend.
 

@@ -424,7 +424,7 @@ FAMILIES = (
     ),
     _gauge(
         "weft_model_engine",
-        "1 for the engine that runs a loaded model: onnxruntime, or compiled by torch's compiler.",
+        "1 for the engine that runs a loaded model: onnxruntime, torch step by step, or compiled by torch's compiler.",
         _per_model_and("engine", lambda m: {m.engine: 1} if m.engine else NO_DEVICE),
     ),
     _gauge(

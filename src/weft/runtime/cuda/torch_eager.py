@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from weft.base.errors import ModelError
+from weft.models.element_types import ElementType
 from weft.models.onnx_graph import load
 from weft.runtime.cuda.device import Device
 from weft.runtime.cuda.model import DeviceModel
@@ -55,7 +56,9 @@ class EagerSegment(PackagedSegment):
         shapes = {name: tuple(tensors[name].shape) for name in self.spec.inputs}
         if (key := tuple(shapes.values())) not in self._packages:  # kept, as captured graphs read its weights
             assert self._converted is not None
-            self._packages[key] = EagerModule(self._placed(self._converted(shapes)))
+            # the run that showed the shapes of the outputs has made the module
+            module = self._module[1] if self._module[0] == key else self._converted(shapes)
+            self._packages[key], self._module = EagerModule(self._placed(module)), (None, None)
         return super().bind(tensors, types)
 
     def _placed(self, module: OnnxModule) -> OnnxModule:
@@ -64,7 +67,7 @@ class EagerSegment(PackagedSegment):
         digests = {name: _digest(buffer) for name, buffer in buffers.items()}
         new = {digest: buffers[name] for name, digest in digests.items() if digest not in self._tensors}
         if new:
-            sizes = [((buffer.numel() * buffer.element_size(),), 2) for buffer in new.values()]  # 2: uint8
+            sizes = [((buffer.numel() * buffer.element_size(),), ElementType.UINT8) for buffer in new.values()]
             for (digest, buffer), memory in zip(new.items(), self.weights.allocate(sizes), strict=True):
                 target = as_torch(memory).view(buffer.dtype).as_strided(buffer.shape, buffer.stride())
                 target.copy_(buffer)
