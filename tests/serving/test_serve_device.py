@@ -23,7 +23,7 @@ from tests.support.concurrency import until
 from tests.support.inference import infer_fp32
 from weft.base.errors import InputError
 from weft.runtime import device_kinds
-from weft.runtime.cuda.cpu_twins import TORCH_TWIN, TWIN
+from weft.runtime.cuda.cpu_twins import TWIN
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.serving import isolation
@@ -163,13 +163,6 @@ def test_a_machine_without_a_gpu_says_what_is_missing(monkeypatch: pytest.Monkey
     monkeypatch.setattr("weft.runtime.cuda.requirements.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"^cuda:0: torch is not installed; pip install 'weft"):
         device_kinds.on_device("cuda:0", WorkerLimits())
-
-
-def test_a_device_without_onnx_runtime_serves_by_torch(tmp_path: Path) -> None:
-    path = chain(tmp_path / "chain" / "1" / "model.onnx")
-    with live.running(tmp_path, device=TORCH_TWIN) as found:
-        until(lambda: [loaded.timing.engine for loaded in _loaded(found, ["chain"])] == ["torch"], "torch runs it")
-        np.testing.assert_allclose(infer_fp32(found, "chain", drawn(3)), wanted(path, drawn(3)), rtol=1e-4, atol=1e-5)
 
 
 def test_precision_without_a_device_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ pytest.importorskip("torch")
 
 from tests.runtime.cuda.nets import WIDTH, chain, drawn, leaving, wanted
 from tests.runtime.cuda.uncompiled import packaged, without_compiler
+from tests.serving import live
+from tests.support.concurrency import until
+from tests.support.inference import infer_fp32
 from weft.runtime.backend import LoadOptions
+from weft.runtime.cuda.cpu_twins import TORCH_TWIN
 from weft.runtime.cuda.device import HostDevice
 from weft.runtime.cuda.model import ModelOnHost
 from weft.runtime.cuda.packages import CompileJob
@@ -94,3 +99,18 @@ def test_what_torch_cannot_run_is_served_by_the_cpu_with_a_remark(tmp_path: Path
         assert any(reason in remark and "install onnxruntime-gpu" in remark for remark in served.remarks), (
             served.remarks
         )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
+def test_a_server_on_such_a_device_answers_by_torch(tmp_path: Path) -> None:
+    path = chain(tmp_path / "chain" / "1" / "model.onnx")
+    with live.running(tmp_path, device=TORCH_TWIN) as server:
+        library = server.server.service.library
+
+        def engine() -> str:
+            served = library.find("chain").served
+            return served.loaded.timing.engine if served else ""
+
+        until(lambda: engine() == "torch", "torch runs it")
+        answers = infer_fp32(server, "chain", drawn(3))
+        np.testing.assert_allclose(answers, wanted(path, drawn(3)), rtol=1e-4, atol=1e-5)
