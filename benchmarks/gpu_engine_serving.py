@@ -139,14 +139,14 @@ def bare(networks: list[str], on: str, seconds: float) -> dict[str, dict[str, An
             engine="compiled",
         )
         plain: Any = prepare_on(device, path, options, folder)
-        packages = Packager(on, "cpu" if is_twin(on) else gpu_called(on)).packages(
+        code = Packager(on, "cpu" if is_twin(on) else gpu_called(on)).packages(
             path, options, plain, FOLDER / "cache" / "segments", compile_now=False
         )
         plain.close()
-        if packages is None:
+        if code is None:
             continue
         began_s = time.perf_counter()
-        model: Any = prepare_on(device, path, replace(options, packages=str(packages)), folder, learn=False)
+        model: Any = prepare_on(device, path, replace(options, packages=str(code.folder)), folder, learn=False)
         opened_s = time.perf_counter() - began_s
         for rows in (1, largest(network)):
             results[f"{network}/{rows}"] = {

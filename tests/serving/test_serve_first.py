@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,9 @@ def may_learn(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Nothing is learned before this is set."""
     learned, event = Library._learn, threading.Event()
 
-    def later(self: Library, entry: Any, learn_s: float) -> Any:
+    def later(self: Library, *arguments: Any) -> Any:
         assert event.wait(live.PATIENCE_S)
-        return learned(self, entry, learn_s)
+        return learned(self, *arguments)
 
     monkeypatch.setattr(Library, "_learn", later)
     yield event
@@ -76,6 +77,28 @@ def test_a_model_answers_whole_and_is_replaced_when_it_is_learned(slow: Path, ma
         assert (told["requests"], told["failures"]) == (3, {})
 
 
+def test_a_model_that_was_compiled_for_some_batch_sizes_is_learned_once_more(
+    slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned, turns, may_finish = Library._learn, list[bool](), threading.Event()
+
+    def in_two_turns(self: Library, entry: Any, learn_s: float, is_first: bool) -> Any:
+        turns.append(is_first)
+        assert is_first or may_finish.wait(live.PATIENCE_S)
+        body = learned(self, entry, learn_s, is_first)
+        if is_first:
+            body.timing = body.loaded.timing = replace(body.timing, learned=False, engine="compiled")
+        return body
+
+    monkeypatch.setattr(Library, "_learn", in_two_turns)
+    with live.running(slow, grpc_port=None, learn_first=False) as server:
+        until(lambda: model_state(server, "chain")["message"] == learning.COMPILED_REMARK, "the first turn")
+        infer(server, "chain", some_input())
+        may_finish.set()
+        settle(server)
+        assert turns == [True, False] and model_state(server, "chain")["message"] == ""
+
+
 def test_requests_that_come_while_models_are_swapped_are_all_answered(tmp_path: Path) -> None:
     multiplying_model(tmp_path / "times.onnx", 1)
     from tests.support.concurrency import Clients
@@ -106,7 +129,7 @@ def test_a_setting_that_cannot_hold_is_told_and_the_model_served_all_the_same(tm
 def test_a_model_that_cannot_be_learned_is_served_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_learn: threading.Event
 ) -> None:
-    def fails(self: Library, entry: Any, learn_s: float) -> Any:
+    def fails(self: Library, entry: Any, learn_s: float, is_first: bool) -> Any:
         raise ModelError(f"{entry.path}: is too large")
 
     monkeypatch.setattr(Library, "_learn", fails)
@@ -137,7 +160,7 @@ def test_one_that_takes_long_comes_again_when_all_others_had_a_turn(
 ) -> None:
     turns, both_wait = list[tuple[str, float]](), threading.Event()
 
-    def learned(self: Library, entry: Any, learn_s: float) -> Any:
+    def learned(self: Library, entry: Any, learn_s: float, is_first: bool) -> Any:
         assert both_wait.wait(live.PATIENCE_S)
         turns.append((entry.name, learn_s))
         raise NotLearned("takes longer") if entry.name == "a" else ModelError("cannot be")

@@ -65,6 +65,9 @@ class LoadOptions:
     """What runs an ONNX file on a device; "auto": the faster engine."""
     compile_s: float = 600.0
     """Time limit of the compiler. Not a part of the model."""
+    compile_first: bool = False
+    """Whether to compile only for one row and the largest batch, if there is no compiled code yet, so that the model
+    runs compiled soon; its ``timing.learned`` is then False. Not a part of the model."""
     packages: str | None = None
     """The folder with its compiled code, for the worker that runs it. Not a part of the model."""
     shares: bool = False

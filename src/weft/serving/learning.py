@@ -1,7 +1,8 @@
 """Learning: models are served whole at first, and cut, measured and warmed up in the background, one at a time.
 
 Each model has a short time limit at first; those that need longer are tried again when all others had their turn, so
-that one slow model does not delay the others. Learning does not take memory from loads: the learned model replaces the
+that one slow model does not delay the others. A model that is compiled is compiled for a few batch sizes in its first
+turn, and for the others when all models had a turn. Learning does not take memory from loads: the learned model replaces the
 whole one if it fits into the budget, as if it had been loaded again. If a model cannot be learned, the reason is logged
 and it stays whole.
 """
@@ -15,6 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 from weft.base.errors import ModelError, NotLearned, WeftError, first_line
+from weft.runtime.engines import COMPILED
 from weft.serving.background_tasks import ignore_result, run_in_background
 from weft.serving.repository import ModelEntry
 from weft.serving.slots import ModelSlot, signature
@@ -23,6 +25,7 @@ from weft.serving.streams import ServedModel
 log = logging.getLogger("weft.models")
 
 REMARK = "served whole until it is cut and measured"
+COMPILED_REMARK = "more batch sizes are being compiled"
 FIRST_TURN_S = 10.0
 """Time limit of a model's first turn: bounds how long the other models wait for theirs."""
 
@@ -37,6 +40,8 @@ class LearningJob(NamedTuple):
     """Time and size of the file it was opened from."""
     turn_s: float
     """Time limit of this turn."""
+    is_first: bool = True
+    """Whether the model is not learned at all so far; False: it was compiled for some batch sizes."""
 
     @property
     def still_served(self) -> bool:
@@ -49,14 +54,15 @@ class Learner:
 
     def __init__(
         self,
-        open_learned: Callable[[ModelEntry, float], ServedModel],
+        open_learned: Callable[[ModelEntry, float, bool], ServedModel],
         fits: Callable[[int], bool],
         install: Callable[[list[ModelSlot], ServedModel], None],
         *,
         learn_s: float,
         gently: bool,
     ) -> None:
-        """open_learned: opens and learns a model within a time in seconds, on any thread.
+        """open_learned: opens and learns a model within a time in seconds, on any thread; the last argument tells whether
+        it is the model's first turn.
 
         fits: tells whether a number of bytes fits the memory budget. install: lets a learned model serve the requests
         for the slots. learn_s: time limit of a model. gently: learn at low priority; False if sessions start threads,
@@ -69,8 +75,12 @@ class Learner:
 
     def add(self, slot: ModelSlot, whole: ServedModel, file: tuple[int, int] | None) -> None:
         """Queue a model to be learned; *whole*: it as served meanwhile; *file*: time and size of the file opened."""
-        slot.message = REMARK
-        self._jobs.append(LearningJob(slot, whole, file, min(FIRST_TURN_S, self._learn_s)))
+        if whole.loaded.timing.engine == COMPILED:
+            slot.message = COMPILED_REMARK
+            self._jobs.append(LearningJob(slot, whole, file, self._learn_s, is_first=False))
+        else:
+            slot.message = REMARK
+            self._jobs.append(LearningJob(slot, whole, file, min(FIRST_TURN_S, self._learn_s)))
         self.start_if_possible()
 
     def start_if_possible(self) -> None:
@@ -108,7 +118,7 @@ class Learner:
 
     async def _learn_model(self, job: LearningJob) -> None:
         """Learn a model and serve it; if its time was too short, queue it again with the full time limit."""
-        opening = partial(self._open_learned, job.slot.entry, job.turn_s)
+        opening = partial(self._open_learned, job.slot.entry, job.turn_s, job.is_first)
         try:
             self._install_learned(job, await run_in_background("learner", opening, close_unwanted, gently=self.gently))
         except NotLearned as error:
@@ -123,6 +133,8 @@ class Learner:
         """Replace the whole model by the learned one; ModelError if that is not possible any more."""
         if job.still_served and self._fits(body.residency.memory_bytes):
             self._install([job.slot], body)
+            if not body.timing.learned and job.slot.served is body:
+                self.add(job.slot, body, job.file)
             return
         run_in_background("unwanted", body.loaded.close, ignore_result)
         if job.still_served:

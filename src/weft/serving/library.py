@@ -276,14 +276,17 @@ class Library:
         learn = self._learn_s > 0 and (self.learn_first or cramped)
         return self._open_body(entry, self._learn_s or None, learn=learn)  # learn_s = 0: not learned, so no limit
 
-    def _learn(self, entry: ModelEntry, learn_s: float) -> ServedModel:
+    def _learn(self, entry: ModelEntry, learn_s: float, is_first: bool) -> ServedModel:
         """Open and learn a model that is served whole meanwhile; on any thread, for ``learner``."""
-        return self._open_body(entry, learn_s, learn=True)
+        return self._open_body(entry, learn_s, learn=True, compile_first=is_first)
 
-    def _open_body(self, entry: ModelEntry, learn_s: float | None, *, learn: bool) -> ServedModel:
+    def _open_body(
+        self, entry: ModelEntry, learn_s: float | None, *, learn: bool, compile_first: bool = False
+    ) -> ServedModel:
         """Open a model with its settings; callable on any thread.
 
         learn_s: time limit for learning; None: no limit. learn: cut and measure the model, or open it whole.
+        compile_first: as in ``LoadOptions``.
         """
         config = entry.config
         check_device(entry.path, self.backend)
@@ -303,6 +306,7 @@ class Library:
             precision=precision_of(config, self._precision, self.backend),
             engine=engine_of(config, self.backend),
             compile_s=self._compile_s,
+            compile_first=compile_first,
             shares=self._dispatcher.sharing is not None,
         )
         loaded = self.backend.open(entry.path, options, self._cache, learn=learn)

@@ -21,7 +21,7 @@ from weft.runtime.client_memory import LendingTerms, LentTensor
 from weft.runtime.cuda.cpu_twins import TWIN
 from weft.runtime.device_kinds import engine_kind
 from weft.runtime.engines import AUTO
-from weft.runtime.isolated.device import DeviceBackend
+from weft.runtime.isolated.device import CompiledCode, DeviceBackend
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
 
@@ -335,7 +335,7 @@ class StubPackager:
 
 
 def test_a_model_is_served_until_it_is_compiled_and_stays_if_it_cannot_be(tmp_path: Path) -> None:
-    packager = StubPackager(None, ModelError("there is no C compiler"), tmp_path / "none")
+    packager = StubPackager(None, ModelError("there is no C compiler"), CompiledCode(tmp_path / "none", complete=False))
     backend = DeviceBackend(TWIN, WorkerLimits(kill_s=600.0), packager=packager)
     try:
         path, options = chain(tmp_path / "chain.onnx"), LoadOptions(max_batch=2, engine="compiled")
@@ -343,7 +343,9 @@ def test_a_model_is_served_until_it_is_compiled_and_stays_if_it_cannot_be(tmp_pa
         assert not first.timing.learned
         second = backend.open(path, options, tmp_path / "cache", learn=True)
         assert second.timing.learned and second.remarks[-1] == "not compiled: there is no C compiler"
+        assert packager.said[0].complete is False  # nothing runs compiled, so nothing is learned once more
         third = backend.open(path, options, tmp_path / "cache", learn=True)
+        assert third.timing.learned
         assert any(remark.startswith("stays with ONNX Runtime: its packages") for remark in third.remarks)
         assert packager.asked == [False, True, True]
         assert backend.open(path, LoadOptions(max_batch=2), tmp_path / "cache").timing.learned

@@ -55,6 +55,26 @@ def test_a_model_is_compiled_once(job: CompileJob, tmp_path: Path, monkeypatch: 
         assert job.model_copy(update=change).folder(tmp_path) != job.folder(tmp_path)
 
 
+def test_batch_sizes_of_an_earlier_stage_are_not_compiled_again(
+    job: CompileJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from tests.runtime.cuda.uncompiled import packaged, without_compiler
+
+    job, cache = job.model_copy(update={"rows": (1, 2, 4)}), tmp_path / "cache"
+    without_compiler(monkeypatch)
+    cache.mkdir(mode=0o700)
+    packaged(job.first_stage(), job.first_stage().folder(cache))
+    compiler(monkeypatch, "print('nothing more')")
+    place = compile_model(job, cache, AMPLE)
+    manifest = find(place)
+    assert manifest is not None and sorted(manifest.packages) == [1, 4] and place != job.first_stage().folder(cache)
+    seen: list[list[str]] = []
+    monkeypatch.setattr(compiling.subprocess, "call", lambda command: seen.append(command) or 0)
+    assert compiling._compile_sizes(place, job, 2) == 0
+    assert [CompileJob.model_validate_json(command[-2]).rows for command in seen] == [(2,)]
+
+
 def test_its_environment_has_no_secrets_and_its_folders_are_its_own(
     job: CompileJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from weft.models import zoo
 from weft.models.onnx_graph import load, save
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda import packager
-from weft.runtime.cuda.compiling import CompileLimits, compile_model
+from weft.runtime.cuda.compiling import CompileLimits, NotCompiled, compile_model
 from weft.runtime.cuda.device import TWIN_CUTS, HostDevice
 from weft.runtime.cuda.packager import Packager
 from weft.runtime.cuda.packages import CompileJob, find
@@ -161,6 +161,35 @@ def test_what_onnx_runtime_cuts_is_compiled_with_a_grain_unless_sizes_are_free(
     model = prepare_on(HostDevice(runs_sessions=False), path, replace(OPTIONS, grain_s=1.0))
     Packager("cuda:twin", "cpu").packages(path, replace(OPTIONS, grain_s=1.0), model, tmp_path, compile_now=True)
     assert seen[-1].grain_s == 1.0, "torch cuts nothing, so the compiler has to find out"
+
+
+def test_one_row_and_the_largest_batch_are_compiled_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, seen, cache = chain(tmp_path / "chain.onnx"), list[CompileJob](), tmp_path / "cache"
+
+    def compile_model(job: CompileJob, folder: Path, limits: CompileLimits) -> Path:
+        seen.append(job)
+        if job.grain_s is not None:
+            raise NotCompiled("time is up")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return packaged(job, job.folder(folder))
+
+    monkeypatch.setattr(packager, "compile_model", compile_model)
+    options = replace(OPTIONS, grain_s=1e-9, shapes={"x": (1, WIDTH)})
+    model = prepare_on(HostDevice(), path, options)
+
+    def code(*, compile_first: bool, compile_now: bool = True) -> Any:
+        asked = replace(options, compile_first=compile_first)
+        return Packager("cuda:twin", "cpu").packages(path, asked, model, cache, compile_now=compile_now)
+
+    assert code(compile_first=True, compile_now=False) is None
+    first = code(compile_first=True)
+    assert not first.complete and find(first.folder) is not None
+    assert code(compile_first=True) == code(compile_first=False, compile_now=False) == first
+    assert code(compile_first=False) == first._replace(complete=True)
+    assert "is compiled for 1 and 4 rows only: time is up" in caplog.text
+    assert [(each.rows, each.grain_s) for each in seen] == [((1, 4), None), ((1, 2, 4), 1e-9)]
 
 
 @pytest.mark.long

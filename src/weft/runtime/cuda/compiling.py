@@ -56,7 +56,8 @@ def _compile_sizes(folder: Path, job: CompileJob, processes: int) -> int:
     """Compile all batch sizes, in pieces if the job has a grain and the compiled model takes longer; the exit code."""
 
     def compile_rows(folder: Path, job: CompileJob, sizes: Sequence[int]) -> int:
-        jobs = [job.model_copy(update={"rows": (rows,)}).model_dump_json() for rows in sizes]
+        present = (find(folder) or Manifest(pieces=())).packages  # of an earlier stage
+        jobs = [job.model_copy(update={"rows": (rows,)}).model_dump_json() for rows in sizes if rows not in present]
         with ThreadPoolExecutor(processes) as pool:
             exit_codes = pool.map(lambda single: subprocess.call(_command(folder, single, 0)), jobs)
             return max(exit_codes, key=abs, default=0)  # 0 if all succeeded
@@ -120,6 +121,8 @@ def compile_model(job: CompileJob, cache: Path, limits: CompileLimits) -> Path:
     except OSError as error:
         raise NotCompiled(f"packages cannot be kept in {cache}: {reason_of(error)}") from error
     try:
+        if find(first := job.first_stage().folder(cache)) is not None:
+            shutil.copytree(first, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(LOCK))
         reason = _run_compiler(job, folder, limits)
         if find(folder) is None:
             raise NotCompiled(reason or "the compiler left no package")

@@ -5,6 +5,7 @@ A *package* is what torch's compiler writes for one model at one batch size.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -15,11 +16,14 @@ from weft.runtime.cuda.cpu_twins import is_twin
 from weft.runtime.cuda.model import ladder
 from weft.runtime.cuda.packages import CompileJob, find
 from weft.runtime.engines import AUTO, ONNXRUNTIME, Engine
+from weft.runtime.isolated.device import CompiledCode
 from weft.runtime.metadata import ONNX, kind_of
+
+log = logging.getLogger("weft.models")
 
 FOLDER = "compiled"
 """The folder in a cache for packages; workers may read it."""
-MEMORY_BYTES = 32 << 30
+MEMORY_BYTES = 64 << 30
 """Most memory of one compiler and the processes that it starts; on a small machine, half of the memory."""
 
 
@@ -33,20 +37,39 @@ class Packager:
 
     def packages(
         self, path: Path, options: LoadOptions, model: LoadedModel, cache: Path | None, *, compile_now: bool
-    ) -> Path | None:
-        """The folder of the packages for *model*, which is open; compiled first if *compile_now* is true.
+    ) -> CompiledCode | None:
+        """The packages for *model*, which is open; compiled first if *compile_now* is true.
 
         None if there are no packages and *compile_now* is false. ``ModelError`` if the model cannot be compiled.
         """
+        if cache is None:
+            raise ModelError("packages need a cache; set cache")
+        job, folder = self._job(path, options, model), cache.absolute() / FOLDER
+        first_job = job.first_stage()
+        try:
+            for stage in (job, first_job):
+                is_last = stage == job
+                if find(stage.folder(folder)) is not None and (is_last or options.compile_first or not compile_now):
+                    return CompiledCode(stage.folder(folder), complete=is_last)
+            if not compile_now:
+                return None
+            stage = first_job if options.compile_first else job
+            return CompiledCode(compile_model(stage, folder, _limits(options)), complete=stage == job)
+        except (NotCompiled, OSError) as error:
+            if options.compile_first or find(first_job.folder(folder)) is None:
+                raise ModelError(str(error)) from error
+            log.warning("%s is compiled for %s rows only: %s", path, " and ".join(map(str, first_job.rows)), error)
+            return CompiledCode(first_job.folder(folder), complete=True)
+
+    def _job(self, path: Path, options: LoadOptions, model: LoadedModel) -> CompileJob:
+        """What is to be compiled; ``ModelError`` if the model cannot be compiled."""
         shapes = model.timing.warm_shapes
         if kind_of(path, "cuda").name != ONNX or model.tasks or model.exits or shapes is None:
             raise ModelError("programs, stitched models and models with exits have no compiled engine so far")
         if any("runs on the CPU" in remark for remark in model.remarks):
             raise ModelError("it runs on the CPU")
-        if cache is None:
-            raise ModelError("packages need a cache; set cache")
         rows = ladder(model.batching.max_batch) if model.batching.batchable else [1]
-        job = CompileJob(
+        return CompileJob(
             model=path,
             shapes=dict(shapes),
             rows=tuple(rows),
@@ -57,16 +80,12 @@ class Packager:
             grain_s=options.grain_s if _may_be_cut(model) else None,
             max_pieces=options.max_pieces,
         )
-        try:
-            folder = cache.absolute() / FOLDER
-            if not compile_now:
-                packages_folder = job.folder(folder)
-                return None if find(packages_folder) is None else packages_folder
-            threads = max(1, min(8, (os.cpu_count() or 1) // 2))  # models are served meanwhile
-            memory_bytes = min(MEMORY_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
-            return compile_model(job, folder, CompileLimits(options.compile_s, memory_bytes, threads))
-        except (NotCompiled, OSError) as error:
-            raise ModelError(str(error)) from error
+
+
+def _limits(options: LoadOptions) -> CompileLimits:
+    threads = max(1, min(8, (os.cpu_count() or 1) // 2))  # models are served meanwhile
+    memory_bytes = min(MEMORY_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    return CompileLimits(options.compile_s, memory_bytes, threads)
 
 
 def _may_be_cut(model: LoadedModel) -> bool:

@@ -105,6 +105,10 @@ class CompileJob(BaseModel):
         """Input -> its shape for *rows* rows."""
         return {name: [shape[0] * rows, *shape[1:]] if shape else [] for name, shape in self.shapes.items()}
 
+    def first_stage(self) -> CompileJob:
+        """The job for one row and the largest batch only, in one piece."""
+        return self.model_copy(update={"rows": tuple(sorted({1, *self.rows[-1:]})), "grain_s": None})
+
     def folder(self, cache: Path) -> Path:
         """The path of the folder for its packages in *cache*, named by a digest of the model and all settings."""
         versions = [_version(package) for package in ("torch", "triton")]

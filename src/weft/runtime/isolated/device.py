@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from weft.base.errors import ModelError, WorkerDied, WorkerStarting
 from weft.engine.lane_queues import DEVICE_AHEAD
@@ -29,7 +29,7 @@ from weft.runtime.backend import (
 from weft.runtime.client_memory import Lender
 from weft.runtime.cutting import DEVICE_GRAIN_S
 from weft.runtime.defaults import BackendDefaults
-from weft.runtime.engines import ONNXRUNTIME, Engine
+from weft.runtime.engines import COMPILED, ONNXRUNTIME, Engine
 from weft.runtime.facets import ModelResidency
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.group import WorkerGroup
@@ -47,6 +47,14 @@ PIECE_BYTES = 4 << 20
 """Bytes written to a client's region at a time: bounds the copy that is held for a large answer."""
 
 
+class CompiledCode(NamedTuple):
+    """The compiled code of a model."""
+
+    folder: Path
+    complete: bool
+    """Whether the model is compiled as far as it can be; False: for some batch sizes only, so far."""
+
+
 class Packager(Protocol):
     """Compiles models of a device in processes of their own."""
 
@@ -55,8 +63,8 @@ class Packager(Protocol):
 
     def packages(
         self, path: Path, options: LoadOptions, model: LoadedModel, cache: Path | None, *, compile_now: bool
-    ) -> Path | None:
-        """The folder with the compiled code of *model*, which is open; compiled first if *compile_now* is true.
+    ) -> CompiledCode | None:
+        """The compiled code of *model*, which is open; compiled first if *compile_now* is true.
 
         None if there is no compiled code and *compile_now* is false. ``ModelError`` if the model cannot be compiled.
         """
@@ -147,16 +155,18 @@ class DeviceBackend(IsolatingBackend):
         try:
             if self._packager is None:
                 raise ModelError(f"{self.device} has no compiled engine")
-            folder = self._packager.packages(path, options, model, cache, compile_now=learn)
+            code = self._packager.packages(path, options, model, cache, compile_now=learn)
         except ModelError as error:
             model.remarks = (*model.remarks, f"not compiled: {error}")
             return cast(LoadedModel, model)
-        if folder is None:  # the server learns later what is not marked as learned
+        if code is None:  # the server learns later what is not marked as learned
             model.timing = dataclasses.replace(model.timing, learned=False)
             return cast(LoadedModel, model)
-        compiled = super().open(path, dataclasses.replace(options, packages=str(folder)), cache, learn=False)
+        compiled: Any = super().open(path, dataclasses.replace(options, packages=str(code.folder)), cache, learn=False)
         model.close()
-        return compiled
+        if not code.complete and compiled.timing.engine == COMPILED:
+            compiled.timing = dataclasses.replace(compiled.timing, learned=False)
+        return cast(LoadedModel, compiled)
 
     def lane(self, index: int, *, pin: bool = False) -> GpuLane:
         self._socket_reader = self._socket_reader or SocketReader()

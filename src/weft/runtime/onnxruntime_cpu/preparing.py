@@ -111,7 +111,7 @@ def _entry_path(path: Path, options: LoadOptions, cache: Path) -> Path:
     """The path of the model's entry in the cache; hashes the model's files, ``ModelError`` if that fails."""
     try:
         settings = dataclasses.asdict(options)
-        for name in ("learn_s", "isolation", "engine", "compile_s", "packages"):  # they do not change what is prepared
+        for name in ("learn_s", "isolation", "engine", "compile_s", "compile_first", "packages"):  # they do not change what is prepared
             del settings[name]
         return caching.entry(cache, path, json.dumps(settings, sort_keys=True))
     except OSError as error:
