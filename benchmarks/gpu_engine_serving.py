@@ -3,7 +3,9 @@
 One server serves every model twice: in ONNX Runtime, and compiled by torch's compiler while the server answers. Clients
 then send requests to both in turns, with one row over binary HTTP, and with one row and the largest batch in shared
 memory of the system and of the GPU. `ready_s`: time until the server is ready; `compiled_s`: further time until the
-compiled model runs. The bare graph is the same packages replayed without a server, after the server's end.
+compiled model runs, `complete_s`: until it is compiled for all batch sizes. The row `compiling` has the 99th percentile
+of one client's requests for one row of the first network in ONNX Runtime, in windows until all are complete (and some
+after). The bare graph is the same packages replayed without a server, after the server's end.
 
     python benchmarks/gpu_engine_serving.py [--only PART-OF-A-NAME] [--seconds 2] [--results FILE] [--keep]
 
@@ -22,16 +24,21 @@ import sys
 import time
 from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from gpu_asking import FOLDER, Rows, Served, clients, connected, end_when_told, exchanged, registered, request_for
 from gpu_engine_nets import NETWORKS
+
+from weft.serving.learning import COMPILED_REMARK
 
 RESULTS = Path(__file__).parent / "results" / "gpu_engine_serving.json"
 ENGINES = ("onnxruntime", "compiled")
 SERVED = ("resnet50", "vit-b16", "speech")
 """Networks that are served together unless others are named."""
 INDEX = b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+WINDOW_S, AFTER = 2.0, 6
+"""Length of a window of requests while models are compiled, and how many windows there are afterwards."""
 BARE_S = 240.0
 """How long the process of the bare graphs may take."""
 
@@ -84,21 +91,57 @@ class Compiling(Served):
         models = {model_name(n, engine): settings_of(n, engine) for engine in ENGINES for n in networks}
         super().__init__(models, device=device)
         self.ready_s = time.perf_counter() - began_s
-        self.compiled_s: dict[str, float] = {}
-        ready = time.perf_counter()
-        while len(self.compiled_s) < len(networks) and time.perf_counter() - ready < wait_s:
-            result = engines_in(self.metrics())
+        self.compiled_s, self.complete_s = dict[str, float](), dict[str, float]()
+        self.windows: list[dict[str, float]] = []
+        self._ready_at_s = time.perf_counter()
+        request, _ = request_for(model_name(networks[0], "onnxruntime"), 1, "http")
+        while len(self.complete_s) < len(networks) and self._since_ready_s() < wait_s:
+            self._ask(request)
+            engines, reasons = engines_in(self.metrics()), self._reasons()
             for network in networks:
-                if result.get(model_name(network, "compiled")) == "compiled":
-                    self.compiled_s.setdefault(network, time.perf_counter() - ready)
-            time.sleep(0.5)
-        index = exchanged(connected(self.port), INDEX)[1].decode()
-        print("compiled after", self.compiled_s, index, file=sys.stderr, flush=True)
+                name = model_name(network, "compiled")
+                if engines.get(name) == "compiled":
+                    self.compiled_s.setdefault(network, self._since_ready_s())
+                    if reasons[name] != COMPILED_REMARK:
+                        self.complete_s.setdefault(network, self._since_ready_s())
+        self.compiling = len(self.windows)
+        for _ in range(AFTER):
+            self._ask(request)
+        print("compiled after", self.compiled_s, self.complete_s, self._reasons(), file=sys.stderr, flush=True)
+
+    def _since_ready_s(self) -> float:
+        return time.perf_counter() - self._ready_at_s
+
+    def _ask(self, request: bytes) -> None:
+        """One window of a client's requests."""
+        began_s, result = self._since_ready_s(), clients(1, self.port, request, WINDOW_S, every_s=0.005)()
+        self.windows.append({"since_s": began_s, "p50_ms": result["p50_ms"], "p99_ms": result["p99_ms"]})
+        print(self.windows[-1], file=sys.stderr, flush=True)
+
+    def _reasons(self) -> dict[str, str]:
+        """Model -> its message in the server's index."""
+        index = json.loads(exchanged(connected(self.port), INDEX)[1])
+        return {model["name"]: model.get("reason", "") for model in index}
+
+    def latencies(self) -> dict[str, Any]:
+        """The windows, and the median of their 99th percentiles while models were compiled and afterwards."""
+        parts = {"compiling": self.windows[: self.compiling], "after": self.windows[self.compiling :]}
+        medians = {name: median(window["p99_ms"] for window in part) for name, part in parts.items() if part}
+        return {
+            "p99_ms": medians,
+            "compiled_s": self.compiled_s,
+            "complete_s": self.complete_s,
+            "windows": self.windows,
+        }
 
 
 def served_rates(server: Compiling, network: str, wire: str, rows: int, seconds: float) -> dict[str, Any]:
     """Rows per second of both engines, in two turns; the better turn and number of clients of each counts."""
-    results: dict[str, Any] = {"ready_s": round(server.ready_s, 1), "compiled_s": server.compiled_s.get(network)}
+    results: dict[str, Any] = {
+        "ready_s": round(server.ready_s, 1),
+        "compiled_s": server.compiled_s.get(network),
+        "complete_s": server.complete_s.get(network),
+    }
     for turn in range(2):
         for engine in ENGINES:
             name = model_name(network, engine)
@@ -167,7 +210,7 @@ def main() -> None:
     options.add_argument("--results", type=Path, default=RESULTS)
     options.add_argument("--device", default="cuda:0")
     options.add_argument("--networks", default=",".join(SERVED), help="those that are served together")
-    options.add_argument("--wait-s", type=float, default=360.0, help="for all models to be compiled")
+    options.add_argument("--wait-s", type=float, default=420.0, help="for all models to be compiled")
     options.add_argument("--keep", action="store_true", help="use what an earlier run has compiled")
     options.add_argument("--bare", action="store_true", help="only the bare graphs, as JSON")
     arguments = options.parse_args()
@@ -180,7 +223,7 @@ def main() -> None:
     if not arguments.keep:
         shutil.rmtree(FOLDER / "cache", ignore_errors=True)
     rows = Rows(arguments.results, arguments.only, arguments.device)
-    wanted = {
+    wanted: dict[str, Any] = {"compiling": Compiling.latencies} | {
         f"served/{network}/{wire}/{count}": partial(
             served_rates, network=network, wire=wire, rows=count, seconds=arguments.seconds
         )

@@ -14,7 +14,7 @@ The server reads only what is declared here; ``weft.runtime.defaults`` has base 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -32,6 +32,9 @@ Values = Any
 backend. They are freed with the last reference."""
 
 Progress = Callable[[str], None]  # called with messages
+
+NOT_OF_MODEL = frozenset({"learn_s", "engine", "compile_s", "compile_first", "packages", "rests", "isolation"})
+"""Options that do not change what is prepared and cached of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +67,22 @@ class LoadOptions:
     engine: Engine = ONNXRUNTIME
     """What runs an ONNX file on a device; "auto": the faster engine."""
     compile_s: float = 600.0
-    """Time limit of the compiler. Not a part of the model."""
+    """Time limit of the compiler."""
     compile_first: bool = False
     """Whether to compile only for one row and the largest batch, if there is no compiled code yet, so that the model
-    runs compiled soon; its ``timing.learned`` is then False. Not a part of the model."""
+    runs compiled soon; its ``timing.learned`` is then False."""
     packages: str | None = None
-    """The folder with its compiled code, for the worker that runs it. Not a part of the model."""
+    """The folder with its compiled code, for the worker that runs it."""
     shares: bool = False
     """Whether the model is also captured and measured on parts of a device that can be cut."""
     rests: bool = False
-    """Whether the model may be evicted from a device's memory when others need space. Not a part of the model."""
+    """Whether the model may be evicted from a device's memory when others need space."""
     isolation: str | None = None
-    """Name of the group of workers that run the model; None: the process that opens it. Not a part of the model."""
+    """Name of the group of workers that run the model; None: the process that opens it."""
+
+    def of_model(self) -> dict[str, Any]:
+        """The options that a prepared model depends on, by name."""
+        return {name: value for name, value in asdict(self).items() if name not in NOT_OF_MODEL}
 
     def __post_init__(self) -> None:
         if not self.grain_s > 0:

@@ -2,9 +2,9 @@
 
 Each model has a short time limit at first; those that need longer are tried again when all others had their turn, so
 that one slow model does not delay the others. A model that is compiled is compiled for a few batch sizes in its first
-turn, and for the others when all models had a turn. Learning does not take memory from loads: the learned model replaces the
-whole one if it fits into the budget, as if it had been loaded again. If a model cannot be learned, the reason is logged
-and it stays whole.
+turn, and for the others when all models had a turn. Learning does not take memory from loads: the learned model
+replaces the whole one if it fits into the budget, as if it had been loaded again. If a model cannot be learned, the
+reason is logged and it stays whole.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ class Learner:
         learn_s: float,
         gently: bool,
     ) -> None:
-        """open_learned: opens and learns a model within a time in seconds, on any thread; the last argument tells whether
-        it is the model's first turn.
+        """open_learned: opens and learns a model within a time in seconds, on any thread; True for its first turn.
 
         fits: tells whether a number of bytes fits the memory budget. install: lets a learned model serve the requests
         for the slots. learn_s: time limit of a model. gently: learn at low priority; False if sessions start threads,

@@ -9,7 +9,6 @@ refused; if only the file names them, it is served without exits, with a remark.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,10 +109,7 @@ def _start_preparation(
 def _entry_path(path: Path, options: LoadOptions, cache: Path) -> Path:
     """The path of the model's entry in the cache; hashes the model's files, ``ModelError`` if that fails."""
     try:
-        settings = dataclasses.asdict(options)
-        for name in ("learn_s", "isolation", "engine", "compile_s", "compile_first", "packages"):  # they do not change what is prepared
-            del settings[name]
-        return caching.entry(cache, path, json.dumps(settings, sort_keys=True))
+        return caching.entry(cache, path, json.dumps(options.of_model(), sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ModelError as error:
