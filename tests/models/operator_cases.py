@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -11,8 +12,9 @@ import numpy as np
 import onnxruntime as ort
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from weft.models.onnx_graph import qualified
 from weft.models.operators import Operator
-from weft.models.operators.rules.meanings import TorchNode
+from weft.models.operators.rules.meanings import DTYPES, TorchNode
 
 Array = np.ndarray[Any, Any]
 
@@ -134,6 +136,19 @@ def _by_runtime(
     session = opened(case)
     assert session is not None, case.title
     return case._replace(outputs=session.run(None, fed(case)))
+
+
+def cases_by_operator() -> dict[str, list[NodeCase]]:
+    cases = defaultdict(list)
+    for case in (*standard_cases(), *runtime_cases()):
+        cases[qualified(case.node)].append(case)
+    return cases
+
+
+def known_to_torch(case: NodeCase) -> bool:
+    """Whether torch computes with the types, and takes them from numpy, which has no bfloat16."""
+    known = set(DTYPES.values()) - {"bfloat16"}
+    return all(str(np.asarray(value).dtype) in known for value in (*case.inputs, *case.outputs) if value is not None)
 
 
 def fed(case: NodeCase) -> dict[str, Array]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - its name everywhere
+from torch.nn import functional as F
 
 WIDTH, HEADS, COUNT, WORDS = 16, 4, 6, 20
 """Channels or values of a token, heads of an attention, tokens of a text, words of a vocabulary."""
@@ -294,8 +294,8 @@ def autoencoder() -> nn.Module:
 
 def video() -> nn.Module:
     return nn.Sequential(
-        nn.Conv3d(3, 8, 3, padding=1), nn.BatchNorm3d(8), nn.ReLU(), nn.MaxPool3d((1, 2, 2)), nn.Conv3d(8, 8, (3, 1, 1)),
-        nn.AvgPool3d(2), nn.Flatten(), nn.LogSoftmax(1),
+        nn.Conv3d(3, 8, 3, padding=1), nn.BatchNorm3d(8), nn.ReLU(), nn.MaxPool3d((1, 2, 2)),
+        nn.Conv3d(8, 8, (3, 1, 1)), nn.AvgPool3d(2), nn.Flatten(), nn.LogSoftmax(1),
     )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from weft.models.operators.rules.meanings import Meaning, TorchNode, TorchTensor
 
-
 _ACTIVATIONS = {"lstm": ("sigmoid", "tanh", "tanh"), "gru": ("sigmoid", "tanh"), "rnn_tanh": ("tanh",)}
 """The activations of one direction by default, which files may spell out."""
 
