@@ -58,6 +58,15 @@ def test_what_has_no_meaning_is_named() -> None:
         in_torch(graph(text), {**feed, "k": np.array([2])})
 
 
+@pytest.mark.parametrize("ir_version", [3, 4, 9])
+def test_weights_that_a_file_lists_as_inputs_are_folded_and_no_inputs(ir_version: int) -> None:
+    text = "(float[n,3] x, float[3] w) => (float[n,3] y) { v = Neg(w) y = Add(x, v) }"
+    model, feed = graph(text, 8, ir_version, w=np.float32([1, 2, 3])), {"x": np.ones((2, 3), np.float32)}
+    assert problem(model, feed) is None
+    module, _ = in_torch(model, feed)
+    assert [name for name, _ in module.inputs] == ["x"] and [step.operator for step in module.steps] == ["Add"]
+
+
 # Graphs
 
 
