@@ -18,8 +18,8 @@ import torch
 from onnx import ModelProto
 from torch import nn
 
+from tests.runtime.cuda import image_families, table_families, token_families
 from tests.runtime.cuda.converted import drawn_for
-from tests.runtime.cuda.torch_families import FAMILIES
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
 from weft.models.zoo.graph import GraphBuilder, GraphValue
@@ -95,6 +95,8 @@ def of_package(name: str) -> Network:
 
 
 # Families
+
+FAMILIES = image_families.FAMILIES | token_families.FAMILIES | table_families.FAMILIES
 
 
 def of_family(name: str) -> Network:
