@@ -18,7 +18,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from tests.runtime.cuda.converted import by_runtime
+from tests.runtime.cuda.conversion_cases import all_graphs
+from tests.runtime.cuda.converted import network_problems, problems
+from tests.runtime.cuda.converted_networks import FLOAT32_ONLY, NETWORKS
 from tests.runtime.cuda.nets import WIDTH, chain, drawn, wanted
 from tests.serving import live
 from tests.support.inference import infer_fp32
@@ -27,24 +29,15 @@ from weft.models.onnx_graph import save
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.compiling import CompileLimits, compile_model
 from weft.runtime.cuda.packages import CompileJob, find
-from weft.runtime.cuda.precision import difference
+from weft.runtime.cuda.precision import FP16, FP32, difference
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.torch_engine import WITHIN, compiled_model
-from weft.runtime.cuda.torch_onnx import OnnxModule, folded
-from weft.runtime.cuda.torch_types import PRECISIONS
 from weft.runtime.onnxruntime_cpu.model import Blueprint
 from weft.runtime.onnxruntime_cpu.sessions import open_model
 from weft.runtime.tensors import TensorSpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 LIMITS = CompileLimits(600, 32 << 30, 8)
-NETWORKS = {
-    "mobilenet-v2": {"resolution": 96},
-    "densenet121": {"resolution": 64},
-    "googlenet": {"resolution": 64},
-    "bert-base": {"layers": 2, "hidden": 256, "heads": 4},
-    "xlnet-base": {"layers": 2, "hidden": 256, "heads": 4},
-}
 
 
 @pytest.fixture(scope="module")
@@ -56,23 +49,14 @@ def gpu() -> Iterator[Any]:
         yield device
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_converted_graphs_compute_on_the_gpu_what_the_cpu_does() -> None:
+    count, wrong = problems(all_graphs(), WITHIN, "cuda")
+    assert count > 800 and not wrong, "\n".join([f"{len(wrong)} of {count}:", *wrong])
+
+
 @pytest.mark.parametrize("name", NETWORKS)
-def test_converted_networks_compute_on_the_gpu_what_the_cpu_does(name: str, precision: str) -> None:
-    model = zoo.materialise(zoo.build(name, **NETWORKS[name]))
-    rng, dtype = np.random.default_rng(0), PRECISIONS[precision]
-    feed: dict[str, Any] = {}
-    for value in model.graph.input:
-        sizes = [2, *(size.dim_value for size in value.type.tensor_type.shape.dim[1:])]
-        floats = value.type.tensor_type.elem_type == 1
-        feed[value.name] = rng.standard_normal(sizes).astype(np.float32) if floats else np.ones(sizes, np.int64)
-    right = by_runtime(model, feed)
-    shapes = {each: array.shape for each, array in feed.items()}
-    module = OnnxModule(folded(model, shapes), dtype, channels_last=dtype is not None).cuda()
-    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        found = module(*(torch.from_numpy(feed[each]).cuda() for each, _ in module.inputs))
-    results = {str(at): output.cpu().numpy() for at, output in enumerate(found)}
-    assert difference({str(at): each for at, each in enumerate(right)}, results) < WITHIN[precision]
+def test_converted_networks_compute_on_the_gpu_what_the_cpu_does(name: str) -> None:
+    assert network_problems(*NETWORKS[name](), [FP32] if name in FLOAT32_ONLY else [FP32, FP16], "cuda") == []
 
 
 @pytest.mark.parametrize(

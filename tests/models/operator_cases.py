@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -11,8 +12,9 @@ import numpy as np
 import onnxruntime as ort
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from weft.models.onnx_graph import qualified
 from weft.models.operators import Operator
-from weft.models.operators.rules.meanings import TorchNode
+from weft.models.operators.rules.meanings import DTYPES, TorchNode
 
 Array = np.ndarray[Any, Any]
 
@@ -104,6 +106,9 @@ RUNTIME: Sequence[tuple[str, str, Sequence[Array | None], dict[str, Any], int]] 
      {"hidden_size": 3, "linear_before_reset": 1, "direction": "bidirectional"}, 2),
     ("LSTM", "", [ROWS, _drawn(1, 12, 8), _drawn(1, 12, 3), _drawn(1, 24), None, _drawn(1, 5, 3), _drawn(1, 5, 3)],
      {"hidden_size": 3, "direction": "reverse"}, 3),
+    ("RNN", "", [ROWS, _drawn(2, 3, 8), _drawn(2, 3, 3), _drawn(2, 6)],
+     {"hidden_size": 3, "direction": "bidirectional", "activations": ["Relu", "Relu"]}, 2),
+    ("RNN", "", [ROWS, _drawn(1, 3, 8), _drawn(1, 3, 3)], {"hidden_size": 3, "activations": ["Tanh"]}, 1),
     ("Attention", MS, [ROWS, _drawn(8, 24), _drawn(24)], {"num_heads": 2}, 1),
     ("Attention", MS, [ROWS, _drawn(8, 24), _drawn(24)], {"num_heads": 2, "unidirectional": 1}, 1),
     ("MultiHeadAttention", MS, [ROWS, _drawn(2, 7, 8), _drawn(2, 7, 8, seed=1), _drawn(24)], {"num_heads": 2}, 1),
@@ -131,6 +136,19 @@ def _by_runtime(
     session = opened(case)
     assert session is not None, case.title
     return case._replace(outputs=session.run(None, fed(case)))
+
+
+def cases_by_operator() -> dict[str, list[NodeCase]]:
+    cases = defaultdict(list)
+    for case in (*standard_cases(), *runtime_cases()):
+        cases[qualified(case.node)].append(case)
+    return cases
+
+
+def known_to_torch(case: NodeCase) -> bool:
+    """Whether torch computes with the types, and takes them from numpy, which has no bfloat16."""
+    known = set(DTYPES.values()) - {"bfloat16"}
+    return all(str(np.asarray(value).dtype) in known for value in (*case.inputs, *case.outputs) if value is not None)
 
 
 def fed(case: NodeCase) -> dict[str, Array]:

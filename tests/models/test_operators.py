@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -12,30 +11,19 @@ from tests import ROOT
 from tests.models.operator_cases import (
     Array,
     NodeCase,
-    alone,
-    at_known_version,
+    cases_by_operator,
     fed,
     in_torch,
+    known_to_torch,
     opened,
-    runtime_cases,
-    standard_cases,
-    taken,
 )
 from tests.models.operator_page import LISTED, installed, page
 from weft.base.errors import ModelError
 from weft.models.onnx_graph import Attributes, qualified
 from weft.models.onnx_import.tensors import computed
 from weft.models.operators import FAMILIES, OPERATORS, find
-from weft.models.operators.rules.meanings import DTYPES
 from weft.models.operators.rules.rows import Mixed, RowCase, numbered, owners_after
 from weft_stitch.reading.onnx_ops import FORMS
-
-
-def cases_by_operator() -> dict[str, list[NodeCase]]:
-    cases = defaultdict(list)
-    for case in (*standard_cases(), *runtime_cases()):
-        cases[qualified(case.node)].append(case)
-    return cases
 
 
 def test_an_operator_has_one_entry():
@@ -69,7 +57,7 @@ def test_every_meaning_in_torch_computes_what_the_reference_does():
     for name, cases in cases_by_operator().items():
         operator = find(name)
         for case in cases if operator.torch else ():
-            if not all(known_to_torch(value) for value in (*case.inputs, *case.outputs) if value is not None):
+            if not known_to_torch(case):
                 continue
             try:
                 results = in_torch(torch, operator, case)
@@ -79,11 +67,6 @@ def test_every_meaning_in_torch_computes_what_the_reference_does():
             compared.add(name)
     assert not wrong
     assert {name for name, operator in OPERATORS.items() if operator.torch} == compared
-
-
-def known_to_torch(value: Array) -> bool:
-    """Whether torch computes with the type, and takes it from numpy, which has no bfloat16."""
-    return str(value.dtype) in set(DTYPES.values()) - {"bfloat16"}
 
 
 def equal(results: list[Array], expected: Any) -> bool:
@@ -102,23 +85,12 @@ def tolerance(value: Array) -> float:
 def test_every_meaning_in_torch_survives_the_conversion_of_a_graph():
     """Nodes as graphs, beside ONNX Runtime; four cases of each operator, which are far apart in onnx's list."""
     pytest.importorskip("torch")
-    from tests.runtime.cuda.converted import NEAR, problem
+    from tests.runtime.cuda.conversion_cases import operator_graphs
+    from tests.runtime.cuda.converted import problems
 
-    wrong: list[str] = []
-    compared: set[str] = set()
-    for name, cases in cases_by_operator().items():
-        usable = [case for case in cases if find(name).torch and all(map(known_to_torch, arrays_of(case)))]
-        for case in filter(taken, map(at_known_version, usable[:: max(1, len(usable) // 4)])):
-            coarse = any(value.dtype == np.float16 for value in arrays_of(case))
-            result = problem(*alone(case, find(name).torch_numbers), near=1e-3 if coarse else NEAR)
-            wrong += [f"{case.title}: {result}"] if result else []
-            compared.add(name)
-    assert not wrong
-    assert {name for name, operator in OPERATORS.items() if operator.torch} == compared
-
-
-def arrays_of(case: NodeCase) -> list[Array]:
-    return [np.asarray(value) for value in (*case.inputs, *case.outputs) if value is not None]
+    graphs = operator_graphs(4)
+    assert {name for name, operator in OPERATORS.items() if operator.torch} == {name for name in graphs if graphs[name]}
+    assert not problems(case for cases in graphs.values() for case in cases)[1]
 
 
 # Shapes

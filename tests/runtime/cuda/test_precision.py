@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -48,3 +49,21 @@ def test_an_old_file_says_what_it_lacks(tmp_path: Path) -> None:
     onnx.save(model, path)
     with pytest.raises(ModelError, match="opset 12 has no bfloat16; export it with 13 or later, or use fp16"):
         converted(path, BF16, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("right", "found", "far"),
+    [
+        ([1.0, 4.0], [1.0, 3.0], 0.25),
+        ([1.0, 4.0], [1.0, np.nan], np.inf),
+        ([1.0, np.nan], [1.0, 4.0], np.inf),
+        ([1.0, np.inf], [1.0, 65504.0], np.inf),
+        ([1.0, np.inf], [1.0, -np.inf], np.inf),
+        ([2.0, np.inf, np.nan], [1.0, np.inf, np.nan], 0.5),
+        (np.nan, np.nan, 0.0),
+        ([0, 5], [0, 4], 0.2),
+        ([True], [False], np.inf),
+    ],
+)
+def test_what_is_no_number_differs_from_all_numbers(right: Any, found: Any, far: float) -> None:
+    assert difference({"y": np.array(right)}, {"y": np.array(found)}) == far

@@ -19,6 +19,8 @@ from tests.runtime.cuda.uncompiled import packaged, without_compiler
 from tests.serving import live
 from tests.support.concurrency import until
 from tests.support.inference import infer_fp32
+from weft.models import operators
+from weft.models.operators import OPERATORS
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.cpu_twins import TORCH_TWIN
 from weft.runtime.cuda.device import HostDevice
@@ -99,6 +101,19 @@ def test_what_torch_cannot_run_is_served_by_the_cpu_with_a_remark(tmp_path: Path
         assert any(reason in remark and "install onnxruntime-gpu" in remark for remark in served.remarks), (
             served.remarks
         )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_a_wrong_meaning_is_caught_and_the_cpu_serves_the_file(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cache = chain(tmp_path / "chain.onnx"), tmp_path / "cache"
+    assert opened(path, precision=precision).timing.engine == "torch"
+    wrong = replace(OPERATORS["Tanh"], torch=lambda t, x: t.torch.sigmoid(x))
+    monkeypatch.setattr(operators, "OPERATORS", {**OPERATORS, "Tanh": wrong})
+    for model in (opened(path, cache, precision=precision), opened(path, cache, precision=precision, learn_s=1e-9)):
+        assert isinstance(model, ModelOnHost) and "its answers differ on the device: by up to" in model.remarks[-1]
+        check(model, path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")

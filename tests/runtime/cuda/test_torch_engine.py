@@ -102,7 +102,8 @@ def test_wrong_code_is_caught(path: Path, cache: Path, tmp_path: Path, monkeypat
         patch.setattr(operators, "OPERATORS", {**OPERATORS, "Tanh": wrong})
         folder = packaged(job(path), tmp_path / "packages")
     model = opened(path, cache, folder)
-    assert "compiled, it differs from float32 by" in model.remarks[-1]
+    assert model.timing.engine == "onnxruntime"
+    assert "stays with ONNX Runtime: compiled, it differs from float32 by" in model.remarks[-1]
     np.testing.assert_allclose(model.run(drawn(2))["y"], wanted(path, drawn(2)), rtol=1e-5)
 
 

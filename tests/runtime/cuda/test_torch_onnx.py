@@ -10,31 +10,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import ModelProto, helper
 
 pytest.importorskip("torch")
 
 import torch
 
 from tests.models.exporter_graphs import IDIOMS, attention
-from tests.runtime.cuda.converted import NEAR, by_runtime, in_torch, problem
-from tests.runtime.row_graphs import KEEPING, MIXING, random_model
-from tests.runtime.special_models import SPECIAL, graph
+from tests.runtime.cuda.conversion_cases import idiom_graphs, random_graph, special_graphs
+from tests.runtime.cuda.converted import drawn_for, in_torch, network_problems, problem, problems
+from tests.runtime.cuda.converted_networks import FLOAT32_ONLY, NETWORKS
+from tests.runtime.row_graphs import KEEPING, MIXING
+from tests.runtime.special_models import graph
 from weft.base.errors import ModelError
-from weft.models import operators, zoo
+from weft.models import operators
 from weft.models.operators import OPERATORS
+from weft.runtime.cuda.precision import BF16, FP32
 from weft.runtime.cuda.torch_attention import ATTENTION
-from weft.runtime.tensors import DATATYPES, Array
-
-NETWORKS = {
-    "mobilenet-v2": {"resolution": 64},
-    "bert-base": {"layers": 2, "hidden": 64, "heads": 4},
-    "xlnet-base": {"layers": 1, "hidden": 64, "heads": 4},
-}
-LARGE = {
-    **{name: {"resolution": 64} for name in ("alexnet", "densenet121", "fcn-resnet18", "googlenet", "resnet18")},
-    **{name: {"resolution": 75} for name in ("inception-v3", "inception-v4", "resnext50-32x4d")},
-}
+from weft.runtime.tensors import DATATYPES
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -66,64 +58,41 @@ def test_what_has_no_meaning_is_named() -> None:
         in_torch(graph(text), {**feed, "k": np.array([2])})
 
 
+@pytest.mark.parametrize("ir_version", [3, 4, 9])
+def test_weights_that_a_file_lists_as_inputs_are_folded_and_no_inputs(ir_version: int) -> None:
+    text = "(float[n,3] x, float[3] w) => (float[n,3] y) { v = Neg(w) y = Add(x, v) }"
+    model, feed = graph(text, 8, ir_version, w=np.float32([1, 2, 3])), {"x": np.ones((2, 3), np.float32)}
+    assert problem(model, feed) is None
+    module, _ = in_torch(model, feed)
+    assert [name for name, _ in module.inputs] == ["x"] and [step.operator for step in module.steps] == ["Add"]
+
+
 # Graphs
 
 
 @pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.name)
 def test_exporters_idioms_are_converted(idiom: Any) -> None:
-    for opset in (idiom.opsets[0], idiom.opsets[-1]):
-        model, shapes = idiom.build(opset)
-        assert problem(model, drawn_for(model, shapes)) is None
-
-
-def drawn_for(model: ModelProto, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
-    """Random inputs; whole numbers are small enough to be any index."""
-    rng, held = np.random.default_rng(0), {tensor.name for tensor in model.graph.initializer}
-    feed = {}
-    for value in model.graph.input:
-        if value.name not in held:
-            kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-            sizes = shapes.get(value.name) or [
-                dim.dim_value if dim.HasField("dim_value") else 2 for dim in value.type.tensor_type.shape.dim
-            ]
-            feed[value.name] = np.asarray(rng.standard_normal(sizes) if kind.kind == "f" else np.ones(sizes), kind)
-    return feed
+    assert problems(idiom_graphs(idiom)) == (2, [])
 
 
 def test_special_models_are_converted_or_refused_by_name() -> None:
-    converted = 0
-    for special in SPECIAL:
-        model = special.build()
-        specs = [value for value in model.graph.input if value.type.tensor_type.elem_type != 8]
-        if len(specs) < len(model.graph.input):
-            continue  # texts
-        feed = drawn_for(model, {name: (2, *shape[1:]) for name, shape in special.shapes.items()})
-        assert problem(model, feed) is None, special.name
-        converted += 1
-    assert converted > 60
+    count, wrong = problems(special_graphs())
+    assert not wrong and count > 60
 
 
 @settings(max_examples=40)
 @given(steps=st.lists(st.sampled_from(KEEPING + MIXING), min_size=1, max_size=6), seed=st.integers(0, 2**16))
 def test_random_graphs_are_converted(steps: list[str], seed: int) -> None:
-    feed = {"x": np.random.default_rng(seed).standard_normal((3, 6)).astype(np.float32)}
-    assert problem(random_model(steps, seed), feed) is None
+    assert problems([random_graph(steps, seed)]) == (1, [])
 
 
-@pytest.mark.parametrize("name", [*NETWORKS, *(pytest.param(name, marks=pytest.mark.long) for name in LARGE)])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_networks_are_converted(name: str) -> None:
-    model = zoo.materialise(zoo.build(name, **(NETWORKS | LARGE)[name]))
-    feed = drawn_for(model, {})
-    wanted = by_runtime(model, feed)
-    for dtype, channels_last, near in ((None, False, NEAR), (torch.bfloat16, True, 0.05)):
-        module, found = in_torch(model, feed, dtype, channels_last=channels_last)
-        for right, output in zip(wanted, found, strict=True):
-            assert output.dtype == right.dtype
-            np.testing.assert_allclose(output, right, rtol=0, atol=near * np.abs(right).max())
-    held = {buffer.dtype for buffer in module.buffers() if buffer.is_floating_point()}
-    images = [buffer for buffer in module.buffers() if buffer.dim() == 4 and min(buffer.shape) > 1]
-    assert held == {torch.bfloat16}
-    assert all(buffer.is_contiguous(memory_format=torch.channels_last) for buffer in images)
+    assert network_problems(*NETWORKS[name](), [FP32] if name in FLOAT32_ONLY else [FP32, BF16]) == []
+
+
+def test_there_are_forty_networks_without_packages() -> None:
+    assert sum("package" not in name for name in NETWORKS) >= 40
 
 
 # Attention

@@ -120,13 +120,20 @@ def difference(wanted: Mapping[str, Array], actual: Mapping[str, Array]) -> floa
 
 
 def _difference(wanted: Any, actual: Any) -> float:
-    """The difference of one output; infinite for other shapes, and for values other than numbers that differ."""
+    """The difference of one output, relative to its largest finite number.
+
+    Infinite for other shapes, for values other than numbers that differ, and where only one is not a finite number.
+    """
     if wanted.shape != actual.shape:
         return float("inf")
     if not wanted.size or wanted.dtype.kind not in "fiu":
         return 0.0 if np.array_equal(wanted, actual) else float("inf")
-    largest_error = np.abs(np.float64(wanted) - np.float64(actual)).max()
-    return float(largest_error / (np.abs(np.float64(wanted)).max() or 1.0))
+    wanted, actual = np.asarray(wanted, np.float64), np.asarray(actual, np.float64)
+    with np.errstate(invalid="ignore"):  # of infinities
+        errors = np.abs(wanted - actual)
+    equal = (wanted == actual) | (np.isnan(wanted) & np.isnan(actual))
+    largest_error = np.where(equal, 0.0, np.where(np.isnan(errors), np.inf, errors)).max()
+    return float(largest_error / (np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0) or 1.0))
 
 
 def remark(precision: str, deviation: float) -> str | None:

@@ -5,7 +5,7 @@ A ``Divisible`` is such a model: an ONNX file (``onnx_files``) or a program of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -83,6 +83,8 @@ class ModelPreparation:
     exits: tuple[str, ...] = ()
     forced: Sequence[int] = ()  # cuts that are made in any case: at its exits
     remarks: list[str] = field(default_factory=list)
+    within: Mapping[str, float] = field(default_factory=lambda: {FP32: WRONG})
+    """Precision -> the largest difference of right results from the CPU's; a precision without one has no limit."""
 
     def built(self, blueprint: Blueprint, verdict: Verdict, wanted: dict[str, Array], free_before: int) -> DeviceModel:
         """The model as it will be served: batched, cut, measured and compared with the CPU.
@@ -277,7 +279,7 @@ class ModelPreparation:
         expected = {name: wanted[name] for name in outputs}
         deviation = difference(expected, outputs)
         float_deviation = difference({name: expected[name] for name in _float_outputs(expected)}, outputs)
-        if self.options.precision == FP32 and float_deviation > WRONG:
+        if float_deviation > self.within.get(self.options.precision, np.inf):
             raise Unfit(f"its answers differ on the device: by up to {float_deviation:.1e} of the largest output")
         if (sentence := remark(self.options.precision, deviation)) is not None:
             self.remarks.append(sentence)

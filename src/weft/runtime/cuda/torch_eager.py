@@ -24,6 +24,7 @@ from weft.runtime.cuda.pieces import OpenPieces
 from weft.runtime.cuda.precision import FP32
 from weft.runtime.cuda.preparation import ModelPreparation, Unfit
 from weft.runtime.cuda.segments import DeviceWeights
+from weft.runtime.cuda.torch_engine import WITHIN
 from weft.runtime.cuda.torch_onnx import OnnxModule, check_meanings, conversion
 from weft.runtime.cuda.torch_packages import PackagedSegment, Shapes
 from weft.runtime.cuda.torch_types import NUMBERED, as_torch
@@ -110,7 +111,7 @@ class EagerOnnxFile(OnnxFile):
         except ModelError as error:
             raise Unfit(f"{error}: {NO_SESSIONS}") from error
         self.half = self.options.precision != FP32
-        return ModelPreparation(self.device, self, self.options, self.allowance, remarks=[REMARK])
+        return ModelPreparation(self.device, self, self.options, self.allowance, remarks=[REMARK], within=WITHIN)
 
     # The members of ``Divisible``
 

@@ -23,6 +23,7 @@ from weft.models.onnx_graph import (
     OnnxNode,
     declared,
     dimensions,
+    fill,
     initializers,
     load,
     node_name,
@@ -51,7 +52,11 @@ def folded(model: OnnxModel, shapes: Mapping[str, Sequence[int]]) -> OnnxModel:
 
     The argument is changed, too. Raises the errors of ONNX Runtime.
     """
-    for value in request_inputs(model.graph):
+    # Old files list weights as inputs, too. Those that ONNX Runtime folds would stay inputs, without a value; as inputs
+    # in files of version 4 and later, they would not be folded.
+    fill(model.graph.input, request_inputs(model.graph))
+    model.ir_version = max(4, model.ir_version)
+    for value in model.graph.input:
         value.CopyFrom(declared(value.name, value.type.tensor_type.elem_type, list(shapes[value.name])))
     for value in model.graph.output:  # their declared sizes may be those of another batch, and would be kept
         if dimensions(value) is not None:

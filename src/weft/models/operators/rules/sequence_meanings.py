@@ -7,6 +7,9 @@ from typing import Any
 
 from weft.models.operators.rules.meanings import Meaning, TorchNode, TorchTensor
 
+_ACTIVATIONS = {"lstm": ("sigmoid", "tanh", "tanh"), "gru": ("sigmoid", "tanh"), "rnn_tanh": ("tanh",)}
+"""The activations of one direction by default, which files may spell out."""
+
 
 def recurrent(name: str, gates: Sequence[int]) -> Meaning:
     """The meaning of a recurrent layer by torch's ``lstm``, ``gru`` or ``rnn_tanh``, whose gates have another order.
@@ -20,13 +23,17 @@ def recurrent(name: str, gates: Sequence[int]) -> Meaning:
         lengths: TorchTensor = None, *states: TorchTensor,
     ) -> tuple[TorchTensor, ...]:  # fmt: skip
         direction = t.get("direction", "forward")
+        hidden, directions = t.get("hidden_size", r.shape[-1]), w.shape[0]
+        usual = _ACTIVATIONS[name] * directions
+        activations = tuple(_lower(activation) for activation in t.get("activations") or usual)
+        rectified = name == "rnn_tanh" and activations == ("relu",) * directions
         given_states = [state for state in states[:2] if state is not None]
         t.refuse(
-            lengths is not None or len(states) > 2 or t.get("layout", 0) or t.get("activations") or t.get("clip"),
+            lengths is not None or len(states) > 2 or t.get("layout", 0) or t.get("clip")
+            or (activations != usual and not rectified),
             "a recurrent layer with lengths, peepholes, another layout or other activations",
-        )
+        )  # fmt: skip
         t.refuse(name == "gru" and not t.get("linear_before_reset", 0), "a GRU that resets before its product")
-        hidden, directions = t.get("hidden_size", r.shape[-1]), w.shape[0]
         x = x.flip(0) if direction == "reverse" else x
         zeros = x.new_zeros(directions, x.shape[1], hidden)
         state_count = 2 if name == "lstm" else 1
@@ -37,13 +44,18 @@ def recurrent(name: str, gates: Sequence[int]) -> Meaning:
             parameters = [w[direction_number], r[direction_number], *biases]
             weights += [_order_gates(t, parameter, gates) for parameter in parameters]
         state = tuple(initial) if name == "lstm" else initial[0]
-        run = getattr(t.torch, name)
+        run = getattr(t.torch, "rnn_relu" if rectified else name)
         # after the weights: has_biases, num_layers, dropout, train, bidirectional, batch_first
         steps, *final_states = run(x, state, weights, b is not None, 1, 0.0, False, directions == 2, False)
         steps = steps.reshape(x.shape[0], x.shape[1], directions, hidden).transpose(1, 2)
         return (steps.flip(0) if direction == "reverse" else steps, *final_states)[: t.outputs]
 
     return meaning
+
+
+def _lower(activation: str | bytes) -> str:
+    """The name of an activation, whose case does not matter."""
+    return (activation.decode() if isinstance(activation, bytes) else activation).lower()
 
 
 def _order_gates(t: TorchNode, parameter: TorchTensor, gates: Sequence[int]) -> TorchTensor:
