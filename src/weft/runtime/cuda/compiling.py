@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from weft.base.child_processes import bare_environment
 from weft.base.errors import reason_of
-from weft.runtime.cuda.packages import MANIFEST, WEIGHTS, CompileJob, Manifest, find, is_private
+from weft.runtime.cuda.packages import MANIFEST, REFERENCE, WEIGHTS, CompileJob, Manifest, find, is_private
 from weft.runtime.isolated.confinement import end_with
 from weft.runtime.own_folder import LOCK, make_folder, release, remove
 
@@ -46,7 +46,13 @@ def compiler() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, max(PRIORITY, os.getpriority(os.PRIO_PROCESS, 0)))
     folder, job, processes = Path(sys.argv[1]), CompileJob.model_validate_json(sys.argv[2]), int(sys.argv[3])
     if processes:
-        sys.exit(_compile_sizes(folder, job, processes))
+        from weft.runtime.cuda import reference_answers  # imported here, as it imports ONNX Runtime
+
+        with ThreadPoolExecutor(1) as pool:
+            answers = pool.submit(reference_answers.store, job, folder, processes)
+            exit_code = _compile_sizes(folder, job, processes)
+            answers.result()
+        sys.exit(exit_code)
     from weft.runtime.cuda.torch_compiler import main  # imported here, as it imports torch
 
     main(folder, job)
@@ -221,7 +227,7 @@ def _private_folder(cache: Path) -> Path:
 def _clear(folder: Path) -> None:
     """Remove the files of a compiler's *folder* that only the compiler needed."""
     manifest = find(folder) or Manifest(pieces=())
-    kept = {MANIFEST, WEIGHTS, LOCK, *manifest.folders()}
+    kept = {MANIFEST, WEIGHTS, REFERENCE, LOCK, *manifest.folders()}
     for path in folder.iterdir():
         if path.name not in kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

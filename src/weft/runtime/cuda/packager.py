@@ -72,6 +72,7 @@ class Packager:
         return CompileJob(
             model=path,
             shapes=dict(shapes),
+            values=options.values,
             rows=tuple(rows),
             precision=options.precision,
             device=self._device,

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from weft.runtime.onnxruntime_cpu import cache as caching
 
-FORMAT = 3
+FORMAT = 4
 """Increase it whenever packages, or the content of their folder, change."""
-MANIFEST, WEIGHTS = "packages.json", "weights.bin"
+MANIFEST, WEIGHTS, REFERENCE = "packages.json", "weights.bin", "reference.npz"
 
 
 class StoredWeight(BaseModel):
@@ -32,6 +32,25 @@ class StoredWeight(BaseModel):
     """ONNX's number of its type."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+
+class TensorLayout(BaseModel):
+    """How a tensor lies in memory; *kind* is ONNX's number of its type, *strides* in elements."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Convolution(BaseModel):
+    """A convolution of a model at a batch size, by torch's name of the operator."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    operator: str
+    arguments: tuple[TensorLayout | tuple[int, ...] | bool | int | str | None, ...]
 
 
 class CompiledPiece(BaseModel):
@@ -65,6 +84,8 @@ class Manifest(BaseModel):
     """Whether all inputs and outputs have a row for each sample of a batch."""
     channels_last: tuple[str, ...] = ()
     """Tensors between pieces whose channels come last in memory."""
+    convolutions: tuple[Convolution, ...] = ()
+    """Those of all batch sizes, each once."""
     weights: dict[str, StoredWeight] = {}
     """Digest of a weight's content -> the weight."""
     packages: dict[int, tuple[Package, ...]] = {}
@@ -87,6 +108,8 @@ class CompileJob(BaseModel):
     model: Path  # its ONNX file
     shapes: Mapping[str, tuple[int, ...]]
     """Input -> its shape for one row."""
+    values: Mapping[str, float] = {}
+    """Input -> the number that fills it in trial runs."""
     rows: tuple[int, ...]
     """Batch sizes; only 1 for a model that is not batched."""
     batched: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
@@ -11,11 +11,12 @@ from typing import NamedTuple
 from weft.base.errors import ModelError
 from weft.devices.shares import GpuLikeness
 from weft.runtime.backend import LoadOptions
+from weft.runtime.cuda import reference_answers
 from weft.runtime.cuda.device import Device
 from weft.runtime.cuda.likeness import measure_likeness
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.packages import find
-from weft.runtime.cuda.pieces import OpenPieces, random_batch, unseen
+from weft.runtime.cuda.pieces import OpenPieces
 from weft.runtime.cuda.precision import BF16, FP16, FP32, difference
 from weft.runtime.cuda.rounds import rung_sizes
 from weft.runtime.cuda.torch_onnx import conversion
@@ -23,8 +24,6 @@ from weft.runtime.cuda.torch_packages import open_packages
 from weft.runtime.engines import COMPILED, ONNXRUNTIME
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.model import Blueprint
-from weft.runtime.onnxruntime_cpu.sessions import open_model
-from weft.runtime.tensors import Array
 
 WITHIN = {FP32: 1e-3, FP16: 1e-2, BF16: 5e-2}
 """Largest difference of compiled results from float32 on the CPU, relative to the largest output."""
@@ -60,7 +59,8 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     used_bytes = max(0, free_bytes - device.memory()[0])
     changes = {"times_s": by_rows_s, "like": like, "mergeable": mergeable, "memory_bytes": used_bytes}
     model = pieces.model(rungs, **changes)
-    deviation = _deviation(model, path, options, sizes)
+    answers = reference_answers.read(folder)
+    deviation = max(difference(expected, model.run(inputs)) for inputs, expected in answers)
     if deviation > WITHIN[options.precision]:
         model.close()
         raise ModelError(f"compiled, it differs from float32 by {deviation:.1e} of the largest output")
@@ -73,20 +73,6 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     remark = f"compiled, in {pieces_text}: {comparison}; differs from float32 by {deviation:.1e}"
     model.remarks = (*blueprint.remarks, *remarks, remark)
     return model
-
-
-def _deviation(model: DeviceModel, path: Path, options: LoadOptions, sizes: Sequence[int]) -> float:
-    """The largest difference of answers from float32 on the CPU, for one row and for the largest batch."""
-    session = open_model(path, max(4, options.threads))
-    names = [spec.name for spec in model.outputs]
-
-    def deviation_of(feed: dict[str, Array]) -> float:
-        outputs = model.run(feed)
-        return difference(dict(zip(names, session.run(names, feed), strict=True)), outputs)
-
-    # ``sizes[1:][-1:]``: the largest size, and nothing if 1 is the only one.
-    feeds = [unseen(model.blueprint), *(random_batch(model.blueprint, rows) for rows in sizes[1:][-1:])]
-    return max(map(deviation_of, feeds))
 
 
 class EngineComparison(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from weft.base.errors import ModelError
 from weft.models.element_types import ElementType
 from weft.runtime.cuda.device import Device, Tensor
-from weft.runtime.cuda.packages import WEIGHTS, Manifest, Package, StoredWeight
+from weft.runtime.cuda.packages import WEIGHTS, Convolution, Manifest, Package, StoredWeight, TensorLayout
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Runnable, StillCopies, UncapturedTensors
 from weft.runtime.cuda.torch_files import as_channels_last, numbered, torch_device_name
 from weft.runtime.cuda.torch_types import TYPES, as_torch
@@ -43,6 +43,24 @@ def float32_is_float32() -> Any:
     return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
 
 
+def choose_algorithms(device: str, convolutions: Sequence[Convolution]) -> None:
+    """Run convolutions alone, for which cuDNN then knows its fastest algorithms.
+
+    A package would have them tried in its first run, which takes seconds and holds Python's lock: other models would
+    have to wait.
+    """
+
+    def argument(value: Any) -> Any:
+        if not isinstance(value, TensorLayout):
+            return value
+        return torch.empty_strided(value.shape, value.strides, dtype=TYPES[value.kind], device=device).zero_()
+
+    with torch.inference_mode(), float32_is_float32():
+        for convolution in convolutions:
+            name, _, overload = convolution.operator.partition(".")
+            getattr(getattr(torch.ops.aten, name), overload)(*map(argument, convolution.arguments))
+
+
 def open_package(folder: Path, device: int) -> Any:
     """Load the package in *folder* for GPU number *device* (-1: the CPU).
 
@@ -63,6 +81,7 @@ def open_packages(
 
     converted: makes the torch module of a model in one piece for other shapes; None: refuse these.
     """
+    choose_algorithms(torch_device_name(device), manifest.convolutions)
     weights = DeviceWeights(device)
     tensors = _upload_weights(device, folder, manifest, weights)
     segments = []
