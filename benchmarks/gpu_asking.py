@@ -269,11 +269,14 @@ def inputs_of(name: str, rows: int) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def request_for(name: str, rows: int, wire: str) -> tuple[bytes, Any]:
-    """A request as bytes, and the memory that it needs to stay; wire: ``http``, or where inputs lie."""
+def request_for(name: str, rows: int, wire: str, answer_bytes: int = 0) -> tuple[bytes, Any]:
+    """A request as bytes, and the memory that it needs to stay; wire: ``http``, or where inputs lie.
+
+    answer_bytes: of the only output, to have it written to that memory, too; 0: it is sent.
+    """
     arrays = inputs_of(name, rows)
     tensors = b"".join(array.tobytes() for array in arrays.values())
-    given_back = rows * 4 * OCR_SIDE**2 if name == OCR and wire != "http" else 0
+    given_back = (rows * 4 * OCR_SIDE**2 if name == OCR else answer_bytes) if wire != "http" else 0
     memory: Any = None if wire == "http" else _KINDS[wire](tensors + bytes(given_back))
 
     def place(at: int, size: int) -> dict[str, Any]:

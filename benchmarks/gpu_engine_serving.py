@@ -2,10 +2,11 @@
 
 One server serves every model twice: in ONNX Runtime, and compiled by torch's compiler while the server answers. Clients
 then send requests to both in turns, with one row over binary HTTP, and with one row and the largest batch in shared
-memory of the system and of the GPU. `ready_s`: time until the server is ready; `compiled_s`: further time until the
-compiled model runs, `complete_s`: until it is compiled for all batch sizes. The row `compiling` has the 99th percentile
-of one client's requests for one row of the first network in ONNX Runtime, in windows until all are complete (and some
-after). The bare graph is the same packages replayed without a server, after the server's end.
+memory of the system and of the GPU; large answers are written to it, too. `ready_s`: time until the server is ready;
+`compiled_s`: further time until the compiled model runs, `complete_s`: until it is compiled for all batch sizes. The
+row `compiling` has the 99th percentile of one client's requests for one row of the first network in ONNX Runtime, in
+windows until all are complete (and some after). The bare graph is the same packages replayed without a server, after
+the server's end.
 
     python benchmarks/gpu_engine_serving.py [--only PART-OF-A-NAME] [--seconds 2] [--results FILE] [--keep]
 
@@ -27,7 +28,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpu_asking import FOLDER, Rows, Served, clients, connected, end_when_told, exchanged, registered, request_for
+from gpu_asking import (
+    FOLDER,
+    Rows,
+    Served,
+    clients,
+    connected,
+    end_when_told,
+    exchanged,
+    registered,
+    request_for,
+    tensor_in,
+)
 from gpu_engine_nets import NETWORKS
 
 from weft.serving.learning import COMPILED_REMARK
@@ -36,9 +48,11 @@ RESULTS = Path(__file__).parent / "results" / "gpu_engine_serving.json"
 ENGINES = ("onnxruntime", "compiled")
 SERVED = ("resnet50", "vit-b16", "speech")
 """Networks that are served together unless others are named."""
-INDEX = b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+STATE = b"GET /weft/state HTTP/1.1\r\nHost: localhost\r\n\r\n"
 WINDOW_S, AFTER = 2.0, 6
 """Length of a window of requests while models are compiled, and how many windows there are afterwards."""
+LARGE_BYTES = 1 << 20
+"""Answers from this size on are written to shared memory, if inputs lie there."""
 BARE_S = 240.0
 """How long the process of the bare graphs may take."""
 
@@ -97,17 +111,17 @@ class Compiling(Served):
         request, _ = request_for(model_name(networks[0], "onnxruntime"), 1, "http")
         while len(self.complete_s) < len(networks) and self._since_ready_s() < wait_s:
             self._ask(request)
-            engines, reasons = engines_in(self.metrics()), self._reasons()
+            engines, messages = engines_in(self.metrics()), self._messages()
             for network in networks:
                 name = model_name(network, "compiled")
                 if engines.get(name) == "compiled":
                     self.compiled_s.setdefault(network, self._since_ready_s())
-                    if reasons[name] != COMPILED_REMARK:
+                    if messages[name] != COMPILED_REMARK:
                         self.complete_s.setdefault(network, self._since_ready_s())
         self.compiling = len(self.windows)
         for _ in range(AFTER):
             self._ask(request)
-        print("compiled after", self.compiled_s, self.complete_s, self._reasons(), file=sys.stderr, flush=True)
+        print("compiled after", self.compiled_s, self.complete_s, self._messages(), file=sys.stderr, flush=True)
 
     def _since_ready_s(self) -> float:
         return time.perf_counter() - self._ready_at_s
@@ -118,10 +132,10 @@ class Compiling(Served):
         self.windows.append({"since_s": began_s, "p50_ms": result["p50_ms"], "p99_ms": result["p99_ms"]})
         print(self.windows[-1], file=sys.stderr, flush=True)
 
-    def _reasons(self) -> dict[str, str]:
-        """Model -> its message in the server's index."""
-        index = json.loads(exchanged(connected(self.port), INDEX)[1])
-        return {model["name"]: model.get("reason", "") for model in index}
+    def _messages(self) -> dict[str, str]:
+        """Model -> its message in the server's state."""
+        state = json.loads(exchanged(connected(self.port), STATE)[1])
+        return {model["name"]: model["message"] for model in state["models"]}
 
     def latencies(self) -> dict[str, Any]:
         """The windows, and the median of their 99th percentiles while models were compiled and afterwards."""
@@ -142,10 +156,13 @@ def served_rates(server: Compiling, network: str, wire: str, rows: int, seconds:
         "compiled_s": server.compiled_s.get(network),
         "complete_s": server.complete_s.get(network),
     }
+    first_request, _ = request_for(model_name(network, ENGINES[0]), rows, "http")
+    answer_bytes = len(tensor_in(exchanged(connected(server.port), first_request)[1]))
+    answer_bytes = answer_bytes if answer_bytes >= LARGE_BYTES else 0
     for turn in range(2):
         for engine in ENGINES:
             name = model_name(network, engine)
-            request, memory = request_for(name, rows, wire)
+            request, memory = request_for(name, rows, wire, answer_bytes)
             with registered(server.port, memory):
                 for count in (12,) if rows > 1 else (1, 48):
                     result = clients(count, server.port, request, seconds)()

@@ -16,10 +16,10 @@ from tests.runtime.cuda.uncompiled import PROGRAM, packaged, without_compiler
 from weft.models import operators
 from weft.models.operators import OPERATORS
 from weft.runtime.backend import LoadOptions
-from weft.runtime.cuda import torch_engine
+from weft.runtime.cuda import reference_answers, torch_engine
 from weft.runtime.cuda.device import HostDevice
 from weft.runtime.cuda.model import DeviceModel
-from weft.runtime.cuda.packages import WEIGHTS, CompileJob
+from weft.runtime.cuda.packages import REFERENCE, WEIGHTS, CompileJob
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.onnxruntime_cpu.model import Blueprint
 from weft.serving import pages
@@ -54,6 +54,17 @@ def job(path: Path, rows: tuple[int, ...] = (1, 2)) -> CompileJob:
 
 def opened(path: Path, cache: Path, folder: Path, options: LoadOptions = OPTIONS) -> Any:
     return prepare_on(HostDevice(), path, replace(options, packages=str(folder)), cache, learn=False)
+
+
+def test_without_reference_answers_it_stays_with_onnx_runtime(path: Path, cache: Path, tmp_path: Path) -> None:
+    folder = packaged(job(path), tmp_path / "packages")
+    inputs, answers = next(reference_answers.read(folder))
+    np.testing.assert_array_equal(answers["y"], wanted(path, inputs))
+    assert [len(inputs["x"]) for inputs, _ in reference_answers.read(folder)] == [1, 2]
+    (folder / REFERENCE).write_bytes(b"PK")
+    assert "its packages have no reference answers" in opened(path, cache, folder).remarks[-1]
+    (folder / REFERENCE).unlink()
+    assert "its packages have no reference answers" in opened(path, cache, folder).remarks[-1]
 
 
 def test_a_compiled_model_answers_as_the_file_at_all_sizes(path: Path, cache: Path, tmp_path: Path) -> None:

@@ -34,25 +34,6 @@ class StoredWeight(BaseModel):
     strides: tuple[int, ...]
 
 
-class TensorLayout(BaseModel):
-    """How a tensor lies in memory; *kind* is ONNX's number of its type, *strides* in elements."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-class Convolution(BaseModel):
-    """A convolution of a model at a batch size, by torch's name of the operator."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    operator: str
-    arguments: tuple[TensorLayout | tuple[int, ...] | bool | int | str | None, ...]
-
-
 class CompiledPiece(BaseModel):
     """The names of a piece's inputs and outputs; those of the model are named as in its file."""
 
@@ -84,8 +65,6 @@ class Manifest(BaseModel):
     """Whether all inputs and outputs have a row for each sample of a batch."""
     channels_last: tuple[str, ...] = ()
     """Tensors between pieces whose channels come last in memory."""
-    convolutions: tuple[Convolution, ...] = ()
-    """Those of all batch sizes, each once."""
     weights: dict[str, StoredWeight] = {}
     """Digest of a weight's content -> the weight."""
     packages: dict[int, tuple[Package, ...]] = {}

@@ -23,11 +23,9 @@ from weft.runtime.cuda.packages import (
     WEIGHTS,
     CompiledPiece,
     CompileJob,
-    Convolution,
     Manifest,
     Package,
     StoredWeight,
-    TensorLayout,
     find,
 )
 from weft.runtime.cuda.rung import Rung
@@ -70,26 +68,9 @@ class ExportedModel:
         """The model in one piece."""
         return TracedPiece(self.names, tuple(tuple(example.shape) for example in self.examples), self.exported)
 
-    def convolutions(self) -> set[Convolution]:
-        """The model's convolutions."""
-        calls = [node for node in self.exported.graph.nodes if node.op == "call_function"]
-        return {
-            Convolution(operator=call.target.__name__, arguments=tuple(map(_argument, call.args)))
-            for call in calls
-            if call.target.__name__.startswith("conv")
-        }
-
     def cut_program(self) -> CutProgram:
         """The model as a program that can be cut."""
         return CutProgram(self.exported, self.examples, self.names)
-
-
-def _argument(argument: Any) -> Any:
-    """An argument of an operator: the layout of a tensor, or the value."""
-    if not isinstance(argument, torch.fx.Node):
-        return tuple(argument) if isinstance(argument, list) else argument
-    tensor = argument.meta["val"]
-    return TensorLayout(kind=NUMBERED[tensor.dtype], shape=tuple(tensor.shape), strides=tensor.stride())
 
 
 class PackageWriter:
@@ -119,9 +100,7 @@ class PackageWriter:
             unpack(archive, folder)
         with self._locked():
             manifest = self._read() or manifest
-            convolutions = (*manifest.convolutions, *model.convolutions())
-            added = {"packages": {**manifest.packages, rows: packages}, "convolutions": tuple({*convolutions})}
-            self._write(manifest.model_copy(update=added))
+            self._write(manifest.model_copy(update={"packages": {**manifest.packages, rows: packages}}))
 
     def _store_weights(self, piece: TracedPiece, manifest: Manifest) -> Package:
         """Store the weights of a piece, which all batch sizes share; returns the description of its package."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import torch
 from weft.base.errors import ModelError
 from weft.models.element_types import ElementType
 from weft.runtime.cuda.device import Device, Tensor
-from weft.runtime.cuda.packages import WEIGHTS, Convolution, Manifest, Package, StoredWeight, TensorLayout
+from weft.runtime.cuda.packages import WEIGHTS, Manifest, Package, StoredWeight
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Runnable, StillCopies, UncapturedTensors
 from weft.runtime.cuda.torch_files import as_channels_last, numbered, torch_device_name
 from weft.runtime.cuda.torch_types import TYPES, as_torch
@@ -43,22 +44,15 @@ def float32_is_float32() -> Any:
     return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
 
 
-def choose_algorithms(device: str, convolutions: Sequence[Convolution]) -> None:
-    """Run convolutions alone, for which cuDNN then knows its fastest algorithms.
+@cache
+def load_libraries(device: str) -> None:
+    """Have torch load cuDNN and cuBLAS, which takes a second.
 
-    A package would have them tried in its first run, which takes seconds and holds Python's lock: other models would
-    have to wait.
+    Packages would do it in their first run, which holds Python's lock: other models would have to wait.
     """
-
-    def argument(value: Any) -> Any:
-        if not isinstance(value, TensorLayout):
-            return value
-        return torch.empty_strided(value.shape, value.strides, dtype=TYPES[value.kind], device=device).zero_()
-
-    with torch.inference_mode(), float32_is_float32():
-        for convolution in convolutions:
-            name, _, overload = convolution.operator.partition(".")
-            getattr(getattr(torch.ops.aten, name), overload)(*map(argument, convolution.arguments))
+    image, filters, matrix = (torch.ones(shape, device=device) for shape in ((1, 8, 8, 8), (8, 8, 3, 3), (6, 8)))
+    with float32_is_float32():
+        torch.nn.functional.conv2d(image, filters) @ matrix
 
 
 def open_package(folder: Path, device: int) -> Any:
@@ -81,7 +75,7 @@ def open_packages(
 
     converted: makes the torch module of a model in one piece for other shapes; None: refuse these.
     """
-    choose_algorithms(torch_device_name(device), manifest.convolutions)
+    load_libraries(torch_device_name(device))
     weights = DeviceWeights(device)
     tensors = _upload_weights(device, folder, manifest, weights)
     segments = []
