@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 
 from tests.runtime.cuda.nets import WIDTH, chain, drawn, leaving, wanted
 from tests.runtime.cuda.uncompiled import packaged, without_compiler
+from tests.runtime.special_models import graph
 from tests.serving import live
 from tests.support.concurrency import until
 from tests.support.inference import infer_fp32
@@ -52,6 +53,18 @@ def test_a_file_is_served_in_one_piece_over_weights_that_come_and_go(tmp_path: P
         model.restore()
         check(model, path)
         assert model._weights.bytes == 3 * WIDTH * WIDTH * 4  # once for all batch sizes
+
+
+def test_constants_of_exporters_are_folded(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(
+        graph(
+            "(float[n,8] x) => (float[n,8] y) { c = Constant <value = float {2}> () s = Shape(x)"
+            " o = ConstantOfShape(s) p = Mul(x, c) y = Add(p, o) }"
+        ).SerializeToString()
+    )
+    model = opened(tmp_path / "net.onnx")
+    assert model.timing.engine == "torch"
+    np.testing.assert_array_equal(model.run({"x": np.ones((3, 8), np.float32)})["y"], np.full((3, 8), 2))
 
 
 def test_rows_that_depend_on_each_other_are_not_computed_together(tmp_path: Path) -> None:

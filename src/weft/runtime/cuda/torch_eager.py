@@ -15,7 +15,6 @@ import torch
 
 from weft.base.errors import ModelError
 from weft.models.element_types import ElementType
-from weft.models.onnx_graph import load
 from weft.runtime.cuda.device import Device
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.onnx_files import NO_SESSIONS, OnnxFile
@@ -25,7 +24,7 @@ from weft.runtime.cuda.precision import FP32
 from weft.runtime.cuda.preparation import ModelPreparation, Unfit
 from weft.runtime.cuda.segments import DeviceWeights
 from weft.runtime.cuda.torch_engine import WITHIN
-from weft.runtime.cuda.torch_onnx import OnnxModule, check_meanings, conversion
+from weft.runtime.cuda.torch_onnx import OnnxModule, conversion
 from weft.runtime.cuda.torch_packages import PackagedSegment, Shapes
 from weft.runtime.cuda.torch_types import NUMBERED, as_torch
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
@@ -92,6 +91,8 @@ class EagerOnnxFile(OnnxFile):
 
     segment: EagerSegment | None = None
     """The model, once it was opened."""
+    first_module: tuple[Shapes, OnnxModule] | None = None
+    """The module for inputs of these shapes, if it was made to see whether torch can run the model."""
 
     def built(self) -> DeviceModel:
         model = OnnxFile.built(self)
@@ -106,8 +107,9 @@ class EagerOnnxFile(OnnxFile):
         if self.exits or blueprint.tasks:
             what = "exits" if self.exits else "stitched models"
             raise Unfit(f"{what} need ONNX Runtime on the device: {NO_SESSIONS}")
+        shapes = blueprint.warm_shapes or {}
         try:
-            check_meanings(load(self.path).graph)
+            self.first_module = shapes, conversion(self.path, self.options.precision)(shapes)
         except ModelError as error:
             raise Unfit(f"{error}: {NO_SESSIONS}") from error
         self.half = self.options.precision != FP32
@@ -133,6 +135,8 @@ class EagerOnnxFile(OnnxFile):
         (spec,) = blueprint.segments
         if self.segment is None:
             self.segment = EagerSegment(self.device, spec, conversion(self.path, self.options.precision))
+            if self.first_module is not None:
+                self.segment.use(*self.first_module)
         return OpenPieces(self.device, blueprint, {spec: self.segment}, self.segment.weights)
 
     def clear(self, blueprint: Blueprint) -> None:

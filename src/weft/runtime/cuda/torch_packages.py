@@ -149,10 +149,15 @@ class PackagedSegment:
             return self._run_parts
         if self._converted is None:
             raise ModelError(f"it is not compiled for inputs of {', '.join(map(str, map(list, key)))}")
-        if self._module[0] != key:  # only the last module is kept, as each holds a copy of the weights
-            self._module = key, self._converted(shapes).to(torch_device_name(self._device))
+        if self._module[0] != key:
+            self.use(shapes, self._converted(shapes))
         module = self._module[1]
         return lambda inputs: tuple(module(*inputs))
+
+    def use(self, shapes: Shapes, module: Any) -> None:
+        """Run inputs of *shapes* by *module*; only the last module is kept, as each holds a copy of the weights."""
+        key = tuple(tuple(shapes[name]) for name in self.spec.inputs)
+        self._module = key, module.to(torch_device_name(self._device))
 
     @property
     def _known(self) -> tuple[tuple[int, ...], ...]:
