@@ -17,15 +17,7 @@ from typing import NamedTuple, Protocol
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
 from weft.engine.lane_queues import BatchKey, allowed_lanes, choose_lane, has_room, preceding_tasks, tasks_to_report
-from weft.engine.policies.base import (
-    IDLE_LANE,
-    NO_DEADLINE,
-    Candidate,
-    LaneState,
-    Running,
-    Setting,
-    Start,
-)
+from weft.engine.policies.base import IDLE_LANE, NO_DEADLINE, Candidate, LaneState, Running, Setting, Start
 
 AT_ONCE = 1e-6
 """Remaining work, in ticks, that counts as none: rounding of speeds must not leave a segment that never ends."""

@@ -20,15 +20,7 @@ import numpy as np
 
 from weft.engine.compiled import compiled_order, replay_order
 from weft.engine.policies.base import Policy, Setting
-from weft.engine.policies.bound import (
-    Prices,
-    QueryDemand,
-    demand_of,
-    least_share,
-    mix_prices,
-    prices,
-    raise_starved,
-)
+from weft.engine.policies.bound import Prices, QueryDemand, demand_of, least_share, mix_prices, prices, raise_starved
 from weft.engine.policies.least_shares import WithLeastShares
 from weft.kernels.replay import COMPUTE_END
 

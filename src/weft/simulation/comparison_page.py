@@ -30,11 +30,7 @@ MISSED = "Share of the requests that were late, dropped or refused"
 
 
 def write_comparison_page(
-    path: Path | str,
-    runs: Sequence[tuple[Report, Trace]],
-    *,
-    title: str,
-    in_pieces: Sequence[Report] = (),
+    path: Path | str, runs: Sequence[tuple[Report, Trace]], *, title: str, in_pieces: Sequence[Report] = ()
 ) -> None:
     """Write the page that compares policies on the same saturated streams.
 

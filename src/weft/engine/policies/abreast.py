@@ -15,15 +15,7 @@ from typing import ClassVar, NamedTuple
 
 from weft.base.errors import InputError
 from weft.devices.shares import Shares
-from weft.engine.policies.base import (
-    NO_DEADLINE,
-    Candidate,
-    LateWork,
-    Policy,
-    Start,
-    Traits,
-    View,
-)
+from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Start, Traits, View
 from weft.engine.policies.punctual import Punctual
 from weft.engine.policies.ways import NOWHERE, SharingWay, open_ways, ways
 

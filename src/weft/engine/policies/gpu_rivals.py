@@ -13,15 +13,7 @@ from typing import ClassVar
 
 from weft.base.errors import InputError
 from weft.devices.shares import Shares
-from weft.engine.policies.base import (
-    Candidate,
-    LaneState,
-    LateWork,
-    Policy,
-    Start,
-    Traits,
-    View,
-)
+from weft.engine.policies.base import Candidate, LaneState, LateWork, Policy, Start, Traits, View
 from weft.kernels import rules
 
 Rank = tuple[int, int, int]

@@ -11,16 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.devices.decoupled import issue
-from weft.engine.policies.base import (
-    NO_DEADLINE,
-    Candidate,
-    LateWork,
-    LoopOptions,
-    Policy,
-    Start,
-    Traits,
-    View,
-)
+from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, LoopOptions, Policy, Start, Traits, View
 from weft.engine.policies.in_order import Fifo
 from weft.engine.policies.layerweaver import Layerweaver
 from weft.kernels import rules

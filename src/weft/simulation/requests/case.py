@@ -13,16 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.base.errors import ShapeNeeded, WorkloadError
-from weft.devices import (
-    GpuLikeness,
-    Host,
-    HostModel,
-    Lanes,
-    Npu,
-    TiledNpu,
-    check_activations,
-    load_device,
-)
+from weft.devices import GpuLikeness, Host, HostModel, Lanes, Npu, TiledNpu, check_activations, load_device
 from weft.devices.costs.layer_costs import Profile, estimate, read_profile
 from weft.devices.costs.program import MAX_TICKS, Clock, Program, lower, one_at_a_time
 from weft.devices.costs.tiled import layer_times_s
@@ -263,12 +254,7 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
             for programs, by_layer in ((layered, True), (at_exits, False)):
                 programs.append(
                     one_at_a_time(
-                        model,
-                        times_s,
-                        clock,
-                        exit_rates=rates,
-                        decision_s=device.decision_us / 1e6,
-                        by_layer=by_layer,
+                        model, times_s, clock, exit_rates=rates, decision_s=device.decision_us / 1e6, by_layer=by_layer
                     )
                 )
     alone = tuple(at_exits[term.programs].total_work * clock.tick_s for term in terms)

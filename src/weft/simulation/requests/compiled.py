@@ -131,12 +131,7 @@ def compile_once() -> None:
 
 
 def serve(
-    case: Case,
-    policy: Policy,
-    late: str,
-    seed: int | None,
-    record: bool,
-    most_missed: Sequence[float] | None = None,
+    case: Case, policy: Policy, late: str, seed: int | None, record: bool, most_missed: Sequence[float] | None = None
 ) -> Tally:
     """Run a case to its end in the compiled loop.
 

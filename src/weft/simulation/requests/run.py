@@ -119,10 +119,7 @@ def _memory_settings(device: Device) -> dict[str, float]:
     """Return the settings from which a trace's page draws the weight buffer; empty for a device without one."""
     if not isinstance(device, Npu):
         return {}
-    return {
-        "weight_buffer_bytes": device.weight_buffer_bytes,
-        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
-    }
+    return {"weight_buffer_bytes": device.weight_buffer_bytes, "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s}
 
 
 def _report(case: Case, policy: str, late: str, tally: Tally) -> RequestReport:
