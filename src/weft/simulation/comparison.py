@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.base.errors import InputError
 from weft.devices import Host, Npu, load_device, load_npu
@@ -19,8 +19,8 @@ from weft.engine.lateness import check_late
 from weft.engine.policies import ON_SHARES, POLICIES, Option, check_policy
 from weft.models.layer import Model
 from weft.models.sources import load_model
-from weft.reports.pictures import require_matplotlib
-from weft.reports.tables import ResultTable, as_html
+from weft.reports.pictures import Shown
+from weft.reports.tables import ResultTable
 from weft.simulation.report import Report
 from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, Device, prepare, simulate_requests
@@ -29,9 +29,6 @@ from weft.simulation.saturated import Run, simulate
 from weft.simulation.sweep import sweep_aimt
 from weft.workloads import Saturated
 from weft.workloads.requests import Workload, read_workload
-
-if TYPE_CHECKING:
-    from weft.reports.pictures import Figure
 
 DEFAULT_NPU = "tpuv3-like"
 ALL = "all"
@@ -43,7 +40,7 @@ AnyModel = str | os.PathLike[str] | Model | Profile
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison:
+class Comparison(Shown):
     """Saturated streams of the same models under several policies."""
 
     title: str
@@ -81,20 +78,9 @@ class Comparison:
         """Return the policies side by side, as ``weft compare`` prints them."""
         return comparison_table(self.title, self.reports, self.in_pieces)
 
-    def _repr_html_(self) -> str:
-        table = self.table()
-        return as_html(table._replace(notes=(*table.notes, *self.remarks)))
-
-    def plot(self) -> Figure:
-        """Draw the throughput by policy, and the bound that no policy can exceed."""
-        require_matplotlib()
-        from weft.simulation.run_shown import comparison_figure
-
-        return comparison_figure(self.title, self.reports)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RequestComparison:
+class RequestComparison(Shown):
     """The same requests under several policies, on a machine that was measured."""
 
     title: str
@@ -118,16 +104,6 @@ class RequestComparison:
     def table(self) -> ResultTable:
         """Return the policies side by side, as ``weft compare --workload`` prints them."""
         return request_comparison_table(self.title, self.reports)
-
-    def _repr_html_(self) -> str:
-        return as_html(self.table())
-
-    def plot(self) -> Figure:
-        """Draw the share of deadlines that each stream missed under each policy."""
-        require_matplotlib()
-        from weft.simulation.run_shown import request_comparison_figure
-
-        return request_comparison_figure(self.title, self.reports)
 
 
 def compare(

@@ -8,21 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.base.errors import DeviceError, InputError, WorkloadError
 from weft.devices import Host, TiledNpu, load_device
 from weft.engine.lateness import check_late
 from weft.engine.policies import POLICIES, check_policy
-from weft.reports.pictures import require_matplotlib
-from weft.reports.tables import ResultTable, TableRow, as_html, number
+from weft.reports.pictures import Shown
+from weft.reports.tables import ResultTable, TableRow, number
 from weft.simulation.comparison import host_settings, request_names
 from weft.simulation.requests import ONLINE, Device, prepare
 from weft.simulation.sustain import Question, Sustained, sustain_all
 from weft.workloads.requests import Workload, parse_workload, read_workload
-
-if TYPE_CHECKING:
-    from weft.reports.pictures import Figure
 
 ALL = "all"
 """Instead of policy names: every policy that serves requests and can be searched with on the device."""
@@ -41,7 +38,7 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SustainedLoads:
+class SustainedLoads(Shown):
     """The largest load of each policy at each ratio."""
 
     device: str
@@ -81,16 +78,6 @@ class SustainedLoads:
     def table(self) -> ResultTable:
         """Return the loads as ``weft sustain`` prints them."""
         return _table(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(self.table())
-
-    def plot(self) -> Figure:
-        """Draw the throughput at the largest load, by policy and ratio."""
-        require_matplotlib()
-        from weft.simulation.run_shown import loads_figure
-
-        return loads_figure(self.labels, self.policies, [answer.stp for answer in self.answers])
 
 
 def sustain(
