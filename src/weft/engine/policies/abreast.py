@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
-from weft.base.errors import InputError
 from weft.devices.shares import Shares
-from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Start, Traits, View
+from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, OptionRange, Policy, Start, Traits, View
 from weft.engine.policies.punctual import Punctual
 from weft.engine.policies.ways import NOWHERE, SharingWay, open_ways, ways
 
@@ -52,17 +51,13 @@ class Abreast(Policy):
     """Shares the GPU among models; looks one step ahead, to the next decision about the lanes that are filled now."""
 
     traits: ClassVar[Traits] = replace(Punctual.traits, late_work=LateWork.LAST, shares=True)
+    ranges: ClassVar = {**Punctual.ranges, "floor": OptionRange(0, 100, "percent")}
 
     margin: int = 10
     """Percent added to estimated remaining times."""
     floor: int = 90
     """Percent of its fair share below which a model's weight grows. The fair share divides the GPU among the models
     with work in proportion to their priorities."""
-
-    def __post_init__(self) -> None:
-        Punctual(self.setting, self.margin)  # raises InputError for a bad margin
-        if not 0 <= self.floor <= 100:
-            raise InputError(f"floor = {self.floor} must be a percentage from 0 to 100")
 
     @cached_property
     def _punctual(self) -> Punctual:
@@ -101,7 +96,7 @@ class Abreast(Policy):
         heads: dict[int, Candidate] = {}
         for candidate in view.candidates:
             body = bodies[candidate.program] if bodies else candidate.stream
-            if body not in heads or _precedes(candidate, heads[body]):
+            if body not in heads or _urgency(candidate) < _urgency(heads[body]):
                 heads[body] = candidate
         works = []
         for number, lane in enumerate(view.lanes):
@@ -244,12 +239,9 @@ def _keeps_deadlines(way: SharingWay, works: list[_Work], slacks: list[tuple[int
     return True
 
 
-def _precedes(candidate: Candidate, other: Candidate) -> bool:
-    """Return whether a candidate goes before *other* of the same body.
-
-    By deadline, then begun batches first, then by query.
-    """
-    return (candidate.deadline, candidate.layer == 0, candidate.query) < (other.deadline, other.layer == 0, other.query)
+def _urgency(candidate: Candidate) -> tuple[int, bool, int]:
+    """Return the sort key of the candidates of a body: by deadline, then begun batches first, then by query."""
+    return candidate.deadline, candidate.layer == 0, candidate.query
 
 
 def _program_of(work: _Work) -> int:

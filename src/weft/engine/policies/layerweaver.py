@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.devices.decoupled import DeviceClocks, issue, prefetchable
-from weft.engine.policies.base import Candidate, LoopOptions, Policy, Start, View
+from weft.engine.policies.base import Candidate, Policy, Start, View
 from weft.engine.policies.in_order import Fifo
 from weft.kernels import rules
 
@@ -46,10 +46,6 @@ class Layerweaver(Policy):
 
     failsafe: bool = True
     """Run one model at a time when all models are compute-bound, or all memory-bound."""
-
-    @property
-    def loop_options(self) -> LoopOptions:
-        return LoopOptions(failsafe=self.failsafe)
 
     @property
     def disabled(self) -> bool:

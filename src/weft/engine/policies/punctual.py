@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import ClassVar, NamedTuple
 
-from weft.base.errors import InputError
 from weft.engine.policies.base import (
     NO_DEADLINE,
     Candidate,
     LateWork,
-    LoopOptions,
+    OptionRange,
     Policy,
     Running,
     Start,
@@ -52,17 +51,10 @@ class Punctual(Policy):
     traits: ClassVar[Traits] = Traits(
         for_deadlines=True, defers_late=True, late_work=LateWork.AMONG_OTHERS, foresight=100
     )
+    ranges: ClassVar = {"margin": OptionRange(0, 1000, "percent")}
 
     margin: int = 10
     """Percent added to estimated remaining times."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.margin <= 1000:
-            raise InputError(f"margin = {self.margin} must be a percentage from 0 to 1000")
-
-    @property
-    def loop_options(self) -> LoopOptions:
-        return LoopOptions(margin=self.margin)
 
     def decide(self, view: View) -> Start:
         """Choose the quickest of those that can be on time together; without any, the one of lowest cost."""
