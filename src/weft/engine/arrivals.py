@@ -114,12 +114,12 @@ class Arrivals:
         end = completion.times.compute_end
         unanswered = [ticket for ticket in batch.members if not ticket.gone]
         staying = [ticket for ticket in unanswered if not self._leaves_at(ticket, batch.layer)]
+        if not staying:
+            self._batches.append((batch.members[0].stream, batch.members[0].arrival))
         for ticket in unanswered:
             if ticket not in staying:
                 ticket.leaves = batch.layer
                 self._answer(ticket, end, end)
-        if not staying:
-            self._batches.append((batch.members[0].stream, batch.members[0].arrival))
         return staying
 
     def merged(self, batch: Batch, other: Batch) -> None:

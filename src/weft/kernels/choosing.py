@@ -34,12 +34,8 @@ def choose(models, terms, rules, state, heads, count):
     in_order = policy <= k.ROUND_ROBIN
     if policy >= k.LAYERWEAVER and rules.failsafe == 1:
         in_order = _one_sided(models, table, count)
-    if in_order:
-        best = _first_in_order(state, table, count, policy)
-    elif policy == k.EDF:
-        best = _earliest_deadline(table, count)
-    elif policy == k.PRIORITY:
-        best = _highest_class(models, terms, rules, table, count, now)
+    if in_order or policy <= k.PRIORITY:
+        best = _least_key(models, terms, rules, state, table, count, now)
     elif policy == k.PUNCTUAL:
         best = _punctual(models, terms, rules, heads, count, now)
     elif policy == k.PREMA:
@@ -65,34 +61,40 @@ def _one_sided(models, table, count):
 
 
 @called
-def _first_in_order(state, table, count, policy):
-    """Whole batches: return the batch served last if it has not ended, else the first batch in the policy's order."""
+def _least_key(models, terms, rules, state, table, count, now):
+    """Policies that compare heads by a key: return the head with the least."""
     best, best_key = -1, (0, 0, 0, 0)
     for i in range(count):
         if table[i, k.MAY_GO]:
-            stream, place = table[i, k.HEAD_STREAM], table[i, k.HEAD_PLACE]
-            last = state.jobs[stream, place, k.LAST_ISSUED] if place >= 0 else -1
-            order = table[i, k.HEAD_ARRIVAL]
-            if policy == k.FAIR:
-                order = state.streams[stream, k.SERVED]
-            elif policy == k.ROUND_ROBIN:
-                order = table[i, k.HEAD_QUERY]
-            key = fifo_key(resumes(place + 1, last), order, 0, stream)  # place + 1 is above 0 only for begun batches
+            key = _key(models, terms, rules, state, table[i], now)
             if best < 0 or key < best_key:
                 best, best_key = i, key
     return best
 
 
-@called
-def _earliest_deadline(table, count):
-    """edf: return the head with the earliest deadline."""
-    best, best_key = -1, (0, 0)
-    for i in range(count):
-        if table[i, k.MAY_GO]:
-            key = edf_key(table[i, k.HEAD_DUE], table[i, k.HEAD_ARRIVAL])
-            if best < 0 or key < best_key:
-                best, best_key = i, key
-    return best
+@inlined
+def _key(models, terms, rules, state, row, now):
+    """Return the key of a head.
+
+    edf: the deadline. priority: the class, of a class the deadline. Whole batches: the batch served last if it has not
+    ended, else the policy's order.
+    """
+    stream, place = row[k.HEAD_STREAM], row[k.HEAD_PLACE]
+    if rules.policy == k.EDF or rules.policy == k.PRIORITY:
+        raised_priority = 0
+        if rules.policy == k.PRIORITY:
+            whole, remaining = _whole_and_rest(models, row)
+            has_waited = waited(now, row[k.HEAD_ARRIVAL], whole, remaining)
+            raised_priority = rank(terms[stream, k.STREAM_PRIORITY], has_waited, whole, rules.patience)
+        due, arrival = edf_key(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL])
+        return -raised_priority, due, arrival, 0
+    last = state.jobs[stream, place, k.LAST_ISSUED] if place >= 0 else -1
+    order = row[k.HEAD_ARRIVAL]
+    if rules.policy == k.FAIR:
+        order = state.streams[stream, k.SERVED]
+    elif rules.policy == k.ROUND_ROBIN:
+        order = row[k.HEAD_QUERY]
+    return fifo_key(resumes(place + 1, last), order, 0, stream)  # place + 1 is above 0 only for begun batches
 
 
 @inlined
@@ -100,26 +102,6 @@ def _whole_and_rest(models, row):
     """Return the estimated ticks of a head's whole batch alone on the device, and the remaining part of them."""
     whole = models.layers[models.programs[row[k.HEAD_PROGRAM], k.FIRST], k.REMAINING]
     return whole, models.layers[row[k.HEAD_LAYER], k.REMAINING]
-
-
-@called
-def _highest_class(models, terms, rules, table, count, now):
-    """priority: return the head of the highest class, of that class the one with the earliest deadline."""
-    best, best_key = -1, (0, (0, 0))
-    for i in range(count):
-        row = table[i]
-        if row[k.MAY_GO]:
-            whole, remaining = _whole_and_rest(models, row)
-            raised_priority = rank(
-                terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY],
-                waited(now, row[k.HEAD_ARRIVAL], whole, remaining),
-                whole,
-                rules.patience,
-            )
-            key = -raised_priority, edf_key(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL])
-            if best < 0 or key < best_key:
-                best, best_key = i, key
-    return best
 
 
 @inlined

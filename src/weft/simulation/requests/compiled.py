@@ -313,17 +313,6 @@ def policy_rules(policy: Policy, late: str) -> k.LoopRules:
         failsafe=int(options.failsafe),
         margin=options.margin,
         patience=policy.patience if isinstance(policy, PriorityClasses) else PATIENCE,
-        buffer=0,
-        largest=0,
-        lanes=1,
-        cores=0,
-        least_speed=0.0,
-        abort_from=k.NONE,
-        abort=0,
-        step=0,
-        hand_overs=0,
-        warm=0,
-        end=0,
     )
 
 
@@ -358,7 +347,7 @@ def fresh_state(
     return k.LoopState(
         zeros(k.CLOCKS), before, peak,
         np.empty((streams, queue_places, 3), np.int64), np.empty((streams, queue_places, 3), np.int64),
-        np.empty((streams, clients), np.int64), zeros(streams, 3, 2), zeros(streams, 4),
+        np.empty((streams, clients, 3), np.int64), zeros(streams, 3, 2), zeros(streams, 4),
         zeros(streams, places, 10), zeros(streams, places, batch, 4),
         zeros(streams, 10), zeros(bins, k.BINS),
         zeros(lanes, k.SEGMENT), np.zeros((lanes, 2)), zeros(2 * lanes, k.SEGMENT), np.full(streams, np.inf),
