@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,14 @@ def compare(
     names = _saturated_names(policies, sweep)
     npu = load_npu(device) if isinstance(device, str) else device
     profiles = [_profile(model, npu, batch, cost) for model in models]
-    advance = _ProgressCounter(on_progress, 2 * len(names) + sweep)  # policies may run again, in pieces
+    finished = count(1)
     options: dict[str, dict[str, Option]] = {}
+
+    def advance(stage: str) -> None:
+        """Report a finished run, out of as many as there may be: policies may run again, in pieces."""
+        if on_progress:
+            on_progress(stage, next(finished), 2 * len(names) + sweep)
+
     if sweep:
         advance("sweeping aimt")
         options["aimt"] = dict(sweep_aimt([profiles], npu).options)
@@ -290,16 +297,3 @@ def _profile(model: AnyModel, npu: Npu, batch: int, cost: str) -> Profile:
         return model
     network = model if isinstance(model, Model) else load_model(os.fspath(model))
     return estimate(network, npu, batch=batch, cost=cost)
-
-
-class _ProgressCounter:
-    """Counts the finished runs for the progress callback."""
-
-    def __init__(self, on_progress: OnProgress | None, total: int) -> None:
-        self._on_progress, self._done, self._total = on_progress, 0, total
-
-    def __call__(self, stage: str) -> None:
-        """Count a finished run, and report it; *stage*: the current activity."""
-        self._done += 1
-        if self._on_progress:
-            self._on_progress(stage, self._done, self._total)

@@ -73,7 +73,11 @@ class SustainedLoads(Shown):
     def as_dict(self) -> dict[str, Any]:
         """Return the content of the JSON file (docs/formats.md)."""
         pairs = zip(self.questions, self.answers, strict=True)
-        return {"format": 1, "device": self.device, "answers": [_as_dict(*pair) for pair in pairs]}
+        answers = [
+            {**answer.as_dict(), "rates": [rate * answer.factor if rate else None for rate in question.workload.rates]}
+            for question, answer in pairs
+        ]
+        return {"format": 1, "device": self.device, "answers": answers}
 
     def table(self) -> ResultTable:
         """Return the loads as ``weft sustain`` prints them."""
@@ -148,11 +152,6 @@ def _with_ratio(base: Workload, ratio: Ratio) -> Workload:
     if base.total_rate is None:
         raise WorkloadError("ratios divide the workload's total_rate, which it does not have")
     return parse_workload(base.model_dump(exclude_unset=True) | {"ratio": ratio}, "ratios")
-
-
-def _as_dict(question: Question, answer: Sustained) -> dict[str, Any]:
-    rates = [rate * answer.factor if rate else None for rate in question.workload.rates]
-    return {**answer.as_dict(), "rates": rates}
 
 
 def _table(loads: SustainedLoads) -> ResultTable:
