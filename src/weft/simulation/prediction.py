@@ -26,12 +26,12 @@ from weft.base.jsonfile import first_problem, read_json
 from weft.devices.costs.program import Program
 from weft.devices.host import GpuCuts, like_at
 from weft.devices.shares import GpuLikeness, Shares
-from weft.engine import Arrivals, Completion, SimulatedHost, request_engine
+from weft.engine import Arrivals, SimulatedHost, request_engine
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.engine.policies import Option, Setting, make_request_policy, policy_called
 from weft.engine.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.engine.simulated_host import Crowd, DrawnWork
-from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
+from weft.engine.tickets import Terms, Ticket, WaitingLine
 from weft.load.payload import served_name
 from weft.load.report import observed_quantiles
 from weft.workloads.exits import check_rates
@@ -247,22 +247,9 @@ class _Clients(Arrivals):
                 self._senders[ticket], ticket.stream = ticket.stream, queue
             yield ticket
 
-    def served(self, batch: Batch, completion: Completion) -> None:
-        for ticket in batch.members:
-            self._give_back(ticket)
-        super().served(batch, completion)
-
-    def dropped(self, ticket: Ticket, now: int) -> None:
-        self._give_back(ticket)
-        super().dropped(ticket, now)
-
-    def refused(self, ticket: Ticket, now: int) -> None:
-        self._give_back(ticket)
-        super().refused(ticket, now)
-
-    def _give_back(self, ticket: Ticket) -> None:
-        """Set the stream of a request back to the stream that sent it."""
-        ticket.stream = self._senders.pop(ticket, ticket.stream)
+    def _answer(self, ticket: Ticket, end: int, now: int) -> None:
+        ticket.stream = self._senders.pop(ticket, ticket.stream)  # back to the stream that sent it
+        super()._answer(ticket, end, now)
 
 
 def _shared_queues(bench: _BenchFile, profile: _Profile) -> list[int]:

@@ -143,14 +143,7 @@ def request_comparison_table(title: str, reports: Sequence[RequestReport]) -> Re
 
 def copies_of(reports: Sequence[RequestReport]) -> Mapping[str, list[str]]:
     """Return each policy with a run of its own -> the later policies with exactly the same report."""
-    first_reports: dict[str, RequestReport] = {}
-    copies: dict[str, list[str]] = {}
+    policies: dict[RequestReport, list[str]] = {}
     for report in reports:
-        equal_policy = next(
-            (name for name, first in first_reports.items() if replace(report, policy=name) == first), None
-        )
-        if equal_policy is None:
-            first_reports[report.policy], copies[report.policy] = report, []
-        else:
-            copies[equal_policy].append(report.policy)
-    return copies
+        policies.setdefault(replace(report, policy=""), []).append(report.policy)
+    return {first: others for first, *others in policies.values()}
