@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from warnings import warn
 
@@ -74,12 +74,10 @@ class Arrivals:
     def arrivals(self) -> Arrivals:
         return self
 
-    def take(self, now: int) -> Iterable[Ticket]:
-        """Return the requests that arrived by *now*; of a stream, requests at given times before those of clients."""
-        return self._take_due(now) if self._soonest <= now else ()
-
-    def _take_due(self, now: int) -> Iterator[Ticket]:
-        """Yield the requests that arrived by *now*, stream by stream."""
+    def take(self, now: int) -> Iterator[Ticket]:
+        """Yield the requests that arrived by *now*; of a stream, requests at given times before those of clients."""
+        if self._soonest > now:
+            return
         for stream, returning in enumerate(self._returning):
             while self._next[stream] <= now:
                 arrival = self._next[stream]

@@ -20,6 +20,7 @@ from weft.engine.policies.least_shares import WithLeastShares
 from weft.engine.policies.weft import Weft
 from weft.kernels.aimt import weave_aimt
 from weft.kernels.band import KernelBand
+from weft.kernels.buffer import StreamLayers
 from weft.kernels.greedy import weave_greedy
 from weft.kernels.in_order import order_queries
 from weft.kernels.replay import COMPUTE_END, replay
@@ -31,15 +32,12 @@ MOST_ISSUES = 50_000_000
 """Most layers that a run may issue: its order and its replayed times take 40 bytes per issue, 2 GB at this limit."""
 
 
-def layer_arrays(setting: Setting) -> tuple[Ints, Ints, Ints]:
-    """Return the fetch and compute ticks of every layer, stream after stream, and the index where each stream begins.
-
-    The last index is the number of layers, so that stream i owns the layers from ``offsets[i]`` to ``offsets[i + 1]``.
-    """
+def layer_arrays(setting: Setting) -> StreamLayers:
+    """Return the layers of all streams as arrays."""
     fetch = np.concatenate([np.array(program.fetch, np.int64) for program in setting.programs])
     compute = np.concatenate([np.array(program.compute, np.int64) for program in setting.programs])
     offsets = np.cumsum([0, *(len(program) for program in setting.programs)], dtype=np.int64)
-    return fetch, compute, offsets
+    return StreamLayers(fetch, compute, offsets)
 
 
 def replay_order(policy: Policy, chosen: Ints) -> Ints:
@@ -103,27 +101,28 @@ def _select_kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Ca
     None if no kernel covers the policy. work, quota: as of ``compiled_order``.
     """
     setting = policy.setting
-    fetch, compute, offsets = layer_arrays(setting)
+    layers = layer_arrays(setting)
     compute_bound = np.array([program.compute_bound for program in setting.programs])
     if type(policy) is Weft:  # not isinstance: a subclass may decide otherwise, so it runs in the plain loop
-        streams = RolloutStreams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), offsets, compute_bound)
+        gains = np.concatenate(policy.gains).astype(np.int64)
+        streams = RolloutStreams(layers.fetch, layers.compute, gains, layers.offsets, compute_bound)
         rules = RolloutRules(
-            setting.buffer, int(fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units
+            setting.buffer, int(layers.fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units
         )
         limits = np.array(quota if quota else [-1] * len(setting.programs), np.int64)
         return lambda chosen: weave_rollout(streams, rules, policy.length, policy.commit, work, limits, chosen)
     if type(policy) is Layerweaver and not policy.disabled:
         return lambda chosen: weave_greedy(
-            fetch, compute, offsets, compute_bound, setting.buffer, work, chosen, _kernel_band(policy, quota)
+            layers, compute_bound, setting.buffer, work, chosen, _kernel_band(policy, quota)
         )
     if type(policy) is AiMt:
         return lambda chosen: weave_aimt(
-            fetch, compute, offsets, setting.buffer, *policy.thresholds, work, chosen, _kernel_band(policy, quota)
+            layers, setting.buffer, policy.thresholds, work, chosen, _kernel_band(policy, quota)
         )
     if type(policy) in (Fifo, DoubleBuffer, RoundRobin, Fair, Layerweaver):  # layerweaver's failsafe is fifo
         ticks = np.concatenate([np.array(program.work, np.int64) for program in setting.programs])
         return lambda chosen: order_queries(
-            ticks, offsets, *_turn_factors(policy), work, chosen, _kernel_band(policy, quota)
+            ticks, layers.offsets, *_turn_factors(policy), work, chosen, _kernel_band(policy, quota)
         )
     return None
 

@@ -83,9 +83,8 @@ def _key(models, terms, rules, state, row, now):
     if rules.policy == k.EDF or rules.policy == k.PRIORITY:
         raised_priority = 0
         if rules.policy == k.PRIORITY:
-            whole, remaining = _whole_and_rest(models, row)
-            has_waited = waited(now, row[k.HEAD_ARRIVAL], whole, remaining)
-            raised_priority = rank(terms[stream, k.STREAM_PRIORITY], has_waited, whole, rules.patience)
+            whole, wait = _length_and_wait(models, row, now)
+            raised_priority = rank(terms[stream, k.STREAM_PRIORITY], wait, whole, rules.patience)
         due, arrival = edf_key(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL])
         return -raised_priority, due, arrival, 0
     last = state.jobs[stream, place, k.LAST_ISSUED] if place >= 0 else -1
@@ -98,22 +97,17 @@ def _key(models, terms, rules, state, row, now):
 
 
 @inlined
-def _whole_and_rest(models, row):
-    """Return the estimated ticks of a head's whole batch alone on the device, and the remaining part of them."""
+def _length_and_wait(models, row, now):
+    """Return the estimated ticks of a head's whole batch alone on the device, and the ticks in which it waited."""
     whole = models.layers[models.programs[row[k.HEAD_PROGRAM], k.FIRST], k.REMAINING]
-    return whole, models.layers[row[k.HEAD_LAYER], k.REMAINING]
+    return whole, waited(now, row[k.HEAD_ARRIVAL], whole, models.layers[row[k.HEAD_LAYER], k.REMAINING])
 
 
 @inlined
 def row_worth(models, terms, row, now):
     """punctual: return how much a head counts (its worth)."""
-    whole, remaining = _whole_and_rest(models, row)
-    return worth(
-        terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY],
-        row[k.HEAD_SIZE],
-        waited(now, row[k.HEAD_ARRIVAL], whole, remaining),
-        whole,
-    )
+    whole, wait = _length_and_wait(models, row, now)
+    return worth(terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY], row[k.HEAD_SIZE], wait, whole)
 
 
 @inlined
@@ -133,11 +127,10 @@ def _punctual(models, terms, rules, heads, count, now):
         row = table[i]
         if not row[k.MAY_GO]:
             continue
-        whole, remaining = _whole_and_rest(models, row)
-        row[k.NEED] = with_margin(rules, remaining) // rules.lanes
+        whole, wait = _length_and_wait(models, row, now)
+        row[k.NEED] = with_margin(rules, models.layers[row[k.HEAD_LAYER], k.REMAINING]) // rules.lanes
         row[k.REACHABLE] = reachable_due(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL], now + row[k.NEED])
-        patient = waited(now, row[k.HEAD_ARRIVAL], whole, remaining) < rules.patience * whole
-        row[k.YIELDS] = row[k.REACHABLE] > row[k.HEAD_DUE] and patient
+        row[k.YIELDS] = row[k.REACHABLE] > row[k.HEAD_DUE] and wait < rules.patience * whole
         costs[i] = row[k.NEED] / row_worth(models, terms, row, now)
         place = candidates  # insertion sort by deadline
         while place > 0 and _due_before(table, costs, i, order[place - 1]):
@@ -198,10 +191,8 @@ def _mark_late(table, costs, order, count, now):
 @inlined
 def _tokens(models, terms, row, now):
     """Return the tokens of a head (times its time alone), and its time alone."""
-    whole, remaining = _whole_and_rest(models, row)
-    return tokens(
-        terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY], whole, waited(now, row[k.HEAD_ARRIVAL], whole, remaining)
-    ), whole
+    whole, wait = _length_and_wait(models, row, now)
+    return tokens(terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY], whole, wait), whole
 
 
 @called

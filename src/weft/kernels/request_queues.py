@@ -109,8 +109,9 @@ def _admit_or_refuse(models, terms, rules, state, log, heads, coming, stream, ar
         leaves = coming.leaves[coming.leaves_known[stream, k.HEAD]]
         coming.leaves_known[stream, k.HEAD] += 1
     accepted = state.rings[stream, k.WAITING, k.LENGTH] < state.queue.shape[1]
-    if rules.strict:
-        accepted = accepted and _can_be_met(models, terms, rules, state, heads, stream, due)
+    if accepted and rules.strict:  # can the deadline be met after all work ahead?
+        alone, now = rest_from(models, terms[stream, k.BASE], 0), clocks[k.CHANNEL]
+        accepted = now + _free_in(models, terms, rules, state, heads.order, due, now) + alone <= due
     if not accepted:  # as if answered at its deadline: a client that sent again at once would be refused for ever
         record_end(
             models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clocks[k.CHANNEL], due)
@@ -182,31 +183,21 @@ def record_end(models, terms, rules, state, log, stream, arrival, leaves, end, n
 
 
 @called
-def _can_be_met(models, terms, rules, state, heads, stream, due):
-    """Return whether a strict request can meet its deadline *due* after all work ahead; as ``engine.admission``."""
-    now = state.clocks[k.CHANNEL]
-    alone = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
-    return now + _free_in(models, terms, rules, state, heads.order, due, now) + alone <= due
-
-
-@called
 def _free_in(models, terms, rules, state, begun, deadline, now):
     """Return the ticks until a lane would be free for a request with this deadline, after all work ahead of it.
+
+    As ``engine.admission`` does where no work yields.
 
     begun: scratch space, first for the ticks of every batch that has begun, at the end for the ticks of every lane.
     Requests due after *deadline* are not ahead if the policy orders by deadlines, nor are late ones that give way.
     """
     latest = deadline if rules.by_deadline else k.NONE
     earliest = now if rules.late_gives_way else 0
-    clocks, waiting_ticks, count = state.clocks, 0, 0
-    if rules.device == k.NPU:
-        if clocks[k.STEPS]:  # the array has one entry for all issued work
-            begun[0], count = max(0, clocks[k.ARRAY] - now), 1
-    else:
-        for i in range(clocks[k.RUNNING]):
-            begun[i] = rest_of(models, state, i)
-        count = clocks[k.RUNNING]
-    running = count
+    clocks, waiting_ticks = state.clocks, 0
+    # The array of an NPU has one entry for all issued work.
+    running = count = clocks[k.RUNNING] if rules.device == k.HOST else min(1, clocks[k.STEPS])
+    for i in range(running):
+        begun[i] = rest_of(models, state, i) if rules.device == k.HOST else max(0, clocks[k.ARRAY] - now)
     for s in range(len(terms)):
         waiting_ticks += _expected_ticks(
             models, terms, s, _count_between(state, s, earliest - terms[s, k.DEADLINE], latest - terms[s, k.DEADLINE])
@@ -234,14 +225,8 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
             if slot < 0:
                 slot, count = count, count + 1
                 begun[slot] = 0
-            begun[slot] += rest_of_batch(models, job)
+            begun[slot] += rest_from(models, job[k.PROGRAM], job[k.LAYER])
     return _free_time(rules, begun, count, waiting_ticks)
-
-
-@inlined
-def rest_of_batch(models, job):
-    """Return the expected ticks of the layers of a batch that were not issued."""
-    return rest_from(models, job[k.PROGRAM], job[k.LAYER])
 
 
 @inlined

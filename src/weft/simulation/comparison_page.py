@@ -118,12 +118,7 @@ def _saturated_charts(reports: Sequence[Report]) -> list[dict[str, Any]]:
     """Return the bar charts; -1 instead of a model stands for all models together."""
     return [
         _chart("STP", STP, "number", [[(-1, report.stp)] for report in reports], limit=reports[0].bound_stp),
-        _chart(
-            "Slowdown by model",
-            SLOWDOWN,
-            "times",
-            _by_model(reports, [[stream.slowdown for stream in report.streams] for report in reports]),
-        ),
+        _chart("Slowdown by model", SLOWDOWN, "times", _by_model(reports, lambda stream: stream.slowdown)),
         _chart("PE array busy", "", "share", [[(-1, report.pe_utilisation)] for report in reports], limit=1.0),
         _chart("DRAM busy", "", "share", [[(-1, report.dram_utilisation)] for report in reports], limit=1.0),
     ]
@@ -158,18 +153,14 @@ def _request_table(reports: Sequence[RequestReport]) -> dict[str, Any]:
 
 def _request_charts(reports: Sequence[RequestReport]) -> list[dict[str, Any]]:
     """Return the bar charts; -1 instead of a model stands for all models together."""
-
-    def points(value: Callable[[RequestStream], float | None]) -> list[list[tuple[int, float | None]]]:
-        return _by_model(reports, [[value(stream) for stream in report.streams] for report in reports])
-
     load = [[(-1, report.load)] for report in reports]
     return [
-        _chart("Missed by model", MISSED, "share", points(lambda stream: stream.violation_rate)),
+        _chart("Missed by model", MISSED, "share", _by_model(reports, lambda stream: stream.violation_rate)),
         _chart(
             "p99 of the deadline, by model",
             "Latency that 99 of 100 requests do not exceed, as a share of their deadline",
             "share",
-            points(lambda stream: None if stream.p99_s is None else stream.p99_s / stream.deadline_s),
+            _by_model(reports, lambda stream: None if stream.p99_s is None else stream.p99_s / stream.deadline_s),
             limit=1.0,
         ),
         _chart("Load", LOAD, "share", load, limit=1.0),
@@ -189,12 +180,12 @@ def _table(
 
 
 def _by_model(
-    reports: Sequence[Report] | Sequence[RequestReport], values: Sequence[Sequence[float | None]]
+    reports: Sequence[Report] | Sequence[RequestReport], value: Callable[[Any], float | None]
 ) -> list[list[tuple[int, float | None]]]:
-    """Return the bars of a chart by model: for each policy, pairs of a model's index and the value of a stream."""
+    """Return the bars of a chart by model: for each policy, pairs of a model's index and the *value* of a stream."""
     models = list(dict.fromkeys(stream.model for stream in reports[0].streams))
     places = [models.index(stream.model) for stream in reports[0].streams]
-    return [list(zip(places, row, strict=True)) for row in values]
+    return [list(zip(places, map(value, report.streams), strict=True)) for report in reports]
 
 
 def _chart(

@@ -112,7 +112,9 @@ class Abreast(Policy):
             need = head.remaining * with_margin // 100
             works.append(_Work(head, offered=True, need=need, due=_latest_finish(head, now + need)))
         if len(works) > 1:
-            works.sort(key=_program_of)  # so that the cache of ways is hit whatever the order of candidates
+            works.sort(
+                key=lambda work: work.head.program
+            )  # so that the cache of ways is hit whatever the order of candidates
         return works
 
     def _ticks(self, program: int, lane: int, ticks: int) -> int:
@@ -242,7 +244,3 @@ def _keeps_deadlines(way: SharingWay, works: list[_Work], slacks: list[tuple[int
 def _urgency(candidate: Candidate) -> tuple[int, bool, int]:
     """Return the sort key of the candidates of a body: by deadline, then begun batches first, then by query."""
     return candidate.deadline, candidate.layer == 0, candidate.query
-
-
-def _program_of(work: _Work) -> int:
-    return work.head.program
