@@ -150,8 +150,9 @@ def start_segment(models, terms, rules, state, log, stream, place, layer_row):
         hand_over = _next_hand_over(models, rules, clocks)
         ticks, state.speeds[n, k.REST] = max(1, ceil(drawn)), drawn
     state.speeds[n, k.SPEED] = 1.0
+    k.write_head(models, state, stream, place, state.segments, n)
     row = state.segments[n]
-    k.write_head(job, stream, place, layer_row, row)
+    row[k.HEAD_LAYER] = layer_row  # issued already, so no longer the batch's next layer
     row[k.SEG_BEGIN] = clocks[k.CHANNEL] + hand_over
     row[k.SEG_END], row[k.ABORTED] = row[k.SEG_BEGIN] + ticks, 0
     clocks[k.RUNNING] = n + 1

@@ -224,7 +224,7 @@ def _list_heads(models, terms, rules, state, log, heads):
         for place in range(state.streams[s, k.PLACES]):
             job = state.jobs[s, place]
             if job[k.USED] and not job[k.COMPUTING] and (with_late or not job[k.LATE]):
-                k.write_head(job, s, place, k.next_layer(models, job), table[count])
+                k.write_head(models, state, s, place, table, count)
                 count += 1
                 on_time += 1 - job[k.LATE]
         waiting = state.rings[s, k.WAITING, k.LENGTH]
@@ -237,7 +237,7 @@ def _list_heads(models, terms, rules, state, log, heads):
             for place in range(state.streams[s, k.PLACES]):
                 job = state.jobs[s, place]
                 if job[k.USED] and not job[k.COMPUTING]:
-                    k.write_head(job, s, place, k.next_layer(models, job), table[count])
+                    k.write_head(models, state, s, place, table, count)
                     count += 1
     if on_time == 0 or rules.late == k.WEAVE:
         for s in range(len(terms)):

@@ -244,11 +244,13 @@ def next_layer(models, job):
 
 
 @inlined
-def write_head(job, stream, place, layer_row, row):
-    """Write a layer of a batch in flight into *row*, HEAD_STREAM to HEAD_QUERY; *layer_row*: of ``Models.layers``."""
-    row[HEAD_STREAM], row[HEAD_PLACE], row[HEAD_LAYER], row[HEAD_PROGRAM] = stream, place, layer_row, job[PROGRAM]
-    row[HEAD_ARRIVAL], row[HEAD_DUE], row[HEAD_SIZE] = job[OLDEST], job[BATCH_DUE], job[SIZE]
-    row[HEAD_QUERY] = job[QUERY]
+def write_head(models, state, stream, place, table, i):
+    """Write the next layer of a batch in flight into row *i* of a table, HEAD_STREAM to HEAD_QUERY."""
+    job, row = state.jobs[stream, place], table[i]
+    row[HEAD_STREAM], row[HEAD_PLACE], row[HEAD_PROGRAM] = stream, place, job[PROGRAM]
+    row[HEAD_QUERY], row[HEAD_SIZE] = job[QUERY], job[SIZE]
+    row[HEAD_LAYER] = next_layer(models, job)
+    row[HEAD_ARRIVAL], row[HEAD_DUE] = job[OLDEST], job[BATCH_DUE]
 
 
 @loop
