@@ -7,6 +7,7 @@ kernel, and runs a kernel does not cover, go through the plain engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -85,9 +86,8 @@ def _insert_least_shares(policy: WithLeastShares, work: int) -> Ints | None:
     dues = [policy.dues(stream, int(ends[-1])) for stream in policy.at_least]
     streams = np.repeat(policy.at_least, [len(layers) for layers in dues])
     all_dues = np.concatenate(dues)
-    order = np.insert(
-        np.array(policy.woven)[weave], np.where(all_dues > 0, np.searchsorted(ends, all_dues) + 1, 0), streams
-    )
+    places = np.where(all_dues > 0, np.searchsorted(ends, all_dues) + 1, 0)
+    order = np.insert(np.array(policy.woven)[weave], places, streams)
     ticks = np.zeros(len(order), np.int64)
     for stream, program in enumerate(programs):
         issues = order == stream
@@ -103,6 +103,7 @@ def _select_kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Ca
     setting = policy.setting
     layers = layer_arrays(setting)
     compute_bound = np.array([program.compute_bound for program in setting.programs])
+    fresh_band = partial(_kernel_band, policy, quota)
     if type(policy) is Weft:  # not isinstance: a subclass may decide otherwise, so it runs in the plain loop
         gains = np.concatenate(policy.gains).astype(np.int64)
         streams = RolloutStreams(layers.fetch, layers.compute, gains, layers.offsets, compute_bound)
@@ -112,18 +113,13 @@ def _select_kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Ca
         limits = np.array(quota if quota else [-1] * len(setting.programs), np.int64)
         return lambda chosen: weave_rollout(streams, rules, policy.length, policy.commit, work, limits, chosen)
     if type(policy) is Layerweaver and not policy.disabled:
-        return lambda chosen: weave_greedy(
-            layers, compute_bound, setting.buffer, work, chosen, _kernel_band(policy, quota)
-        )
+        return lambda chosen: weave_greedy(layers, compute_bound, setting.buffer, work, chosen, fresh_band())
     if type(policy) is AiMt:
-        return lambda chosen: weave_aimt(
-            layers, setting.buffer, policy.thresholds, work, chosen, _kernel_band(policy, quota)
-        )
+        return lambda chosen: weave_aimt(layers, setting.buffer, policy.thresholds, work, chosen, fresh_band())
     if type(policy) in (Fifo, DoubleBuffer, RoundRobin, Fair, Layerweaver):  # layerweaver's failsafe is fifo
         ticks = np.concatenate([np.array(program.work, np.int64) for program in setting.programs])
-        return lambda chosen: order_queries(
-            ticks, layers.offsets, *_turn_factors(policy), work, chosen, _kernel_band(policy, quota)
-        )
+        turns = _turn_factors(policy)
+        return lambda chosen: order_queries(ticks, layers.offsets, *turns, work, chosen, fresh_band())
     return None
 
 
@@ -131,9 +127,8 @@ def _turn_factors(policy: Policy) -> tuple[Ints, int]:
     """Return the factors and the divisor of ``order_queries``: next is the least ``queries * factor // divisor``."""
     setting = policy.setting
     if type(policy) is Fair:
-        return np.array([program.total_work for program in setting.programs]) * len(setting.programs), sum(
-            setting.rounds * program.total_work for program in setting.programs
-        )
+        totals = [program.total_work for program in setting.programs]
+        return np.array(totals) * len(totals), setting.rounds * sum(totals)
     # The next stream follows after a query (round robin), or after all queries of a stream (fifo).
     return np.ones(len(setting.programs), np.int64), 1 if type(policy) is RoundRobin else setting.rounds
 

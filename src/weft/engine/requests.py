@@ -326,9 +326,8 @@ class Requests:
             if not self._refills:
                 if expected_end <= batch.deadline and len(batch.members) == 1:
                     continue
-                expected_end = max(
-                    expected_end, batch.deadline
-                )  # a request that counted as late does not count as on time again
+                # A request that counted as late does not count as on time again.
+                expected_end = max(expected_end, batch.deadline)
             if not (self._demote or any(ticket.strict or ticket.gone for ticket in batch.members)):
                 continue
             reachable_dues = [ticket.due for ticket in batch.members if not ticket.gone and ticket.due >= expected_end]

@@ -148,7 +148,7 @@ class SimulatedHost:
     def ready(self) -> DeviceClocks | None:
         """Return the time as clocks if a lane takes another segment, else None."""
         if self._queues:
-            free = any(not lane.tasks or has_room(lane, self._ahead) for lane in self._queues)
+            free = any(has_room(lane, self._ahead) for lane in self._queues)
         else:
             free = len(self._running) < self._lanes
         return DeviceClocks.at(self._now) if free else None
@@ -279,9 +279,8 @@ class SimulatedHost:
         if chosen >= 0:
             lane = self._queues[chosen]
         else:
-            lane = choose_lane(
-                segment.batch, allowed_lanes(segment.candidate, self._lanes_with_room()), self._lane_rest
-            )
+            lanes = allowed_lanes(segment.candidate, self._lanes_with_room())
+            lane = choose_lane(segment.batch, lanes, self._lane_rest)
         segment.lane = lane.index
         if self._shares:
             segment.body = self._shares.body(segment.candidate.stream, segment.candidate.program)

@@ -244,9 +244,8 @@ def _least_idle(models, rules, state, table, count):
         for i in range(count):
             if not table[i, k.MAY_GO]:
                 continue
-            if not helps_starved(
-                wants_weights, wants_space, models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 1
-            ):
+            compute_bound = models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 1
+            if not helps_starved(wants_weights, wants_space, compute_bound):
                 continue
             layer, end = table[i, k.HEAD_LAYER], table[i, k.ON_CHIP]
             size, busy = models.layers[layer, k.FETCH], models.layers[layer, k.COMPUTE]

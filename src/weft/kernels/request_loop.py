@@ -331,9 +331,8 @@ def _preempt(models, terms, rules, state, log, heads):
         remaining = rest_of(models, state, i)
         next_end = min(next_end, remaining)
         if stoppable(models, rules, state, i):
-            computed = (
-                models.layers[models.programs[state.segments[i, k.HEAD_PROGRAM], k.FIRST], k.REMAINING] - remaining
-            )
+            program = state.segments[i, k.HEAD_PROGRAM]
+            computed = models.layers[models.programs[program, k.FIRST], k.REMAINING] - remaining
             if victim < 0 or computed < lost_ticks:
                 victim, lost_ticks = i, computed
     if victim < 0:

@@ -104,18 +104,16 @@ def next_arrival(terms, state, coming):
 @called
 def _admit_or_refuse(models, terms, rules, state, log, heads, coming, stream, arrival):
     """Put a request that has arrived into its queue, or refuse it."""
-    clocks, leaves, due = state.clocks, 0, arrival + terms[stream, k.DEADLINE]
+    now, leaves, due = state.clocks[k.CHANNEL], 0, arrival + terms[stream, k.DEADLINE]
     if terms[stream, k.EXITS]:
         leaves = coming.leaves[coming.leaves_known[stream, k.HEAD]]
         coming.leaves_known[stream, k.HEAD] += 1
     accepted = state.rings[stream, k.WAITING, k.LENGTH] < state.queue.shape[1]
     if accepted and rules.strict:  # can the deadline be met after all work ahead?
-        alone, now = rest_from(models, terms[stream, k.BASE], 0), clocks[k.CHANNEL]
+        alone = rest_from(models, terms[stream, k.BASE], 0)
         accepted = now + _free_in(models, terms, rules, state, heads.order, due, now) + alone <= due
     if not accepted:  # as if answered at its deadline: a client that sent again at once would be refused for ever
-        record_end(
-            models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clocks[k.CHANNEL], due)
-        )
+        record_end(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(now, due))
         return
     if not _busy(state, stream):  # an idle stream must not claim the service that it did not use (policy fair)
         least_served = k.NONE
@@ -124,8 +122,8 @@ def _admit_or_refuse(models, terms, rules, state, log, heads, coming, stream, ar
                 least_served = min(least_served, state.streams[s, k.SERVED])
         if least_served < k.NONE:
             state.streams[stream, k.SERVED] = max(state.streams[stream, k.SERVED], least_served)
-    _insert(state.queue, state.rings, stream, k.WAITING, arrival, leaves, clocks[k.ADMITTED])
-    clocks[k.ADMITTED] += 1
+    _insert(state.queue, state.rings, stream, k.WAITING, arrival, leaves, state.clocks[k.ADMITTED])
+    state.clocks[k.ADMITTED] += 1
 
 
 @inlined
@@ -186,8 +184,7 @@ def record_end(models, terms, rules, state, log, stream, arrival, leaves, end, n
 def _free_in(models, terms, rules, state, begun, deadline, now):
     """Return the ticks until a lane would be free for a request with this deadline, after all work ahead of it.
 
-    As ``engine.admission`` does where no work yields.
-
+    Twin of ``engine.admission`` where no work yields.
     begun: scratch space, first for the ticks of every batch that has begun, at the end for the ticks of every lane.
     Requests due after *deadline* are not ahead if the policy orders by deadlines, nor are late ones that give way.
     """
@@ -364,9 +361,8 @@ def sort_out_waiting(models, terms, rules, state, log, stream, clock):
         if rings[stream, k.BELATED_RING, k.LENGTH] < state.late.shape[1]:
             _insert(state.late, rings, stream, k.BELATED_RING, arrival, leaves, 0)
         else:
-            record_end(
-                models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clock, arrival + deadline)
-            )
+            refused_at = max(clock, arrival + deadline)
+            record_end(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, refused_at)
 
 
 @called
@@ -496,9 +492,8 @@ def advance(models, terms, rules, state, log, stream, place, end):
     job = state.jobs[stream, place]
     layer_row = k.next_layer(models, job)
     done = layer_row == models.programs[job[k.PROGRAM] + 1, k.FIRST]
-    stays = not (done or models.layers[layer_row - 1, k.EXIT]) or _answer_done(
-        models, terms, rules, state, log, stream, place, end, done
-    )
+    nobody_leaves = not (done or models.layers[layer_row - 1, k.EXIT])
+    stays = nobody_leaves or _answer_done(models, terms, rules, state, log, stream, place, end, done)
     if stays and rules.refills:
         _merge(terms, state, stream, place)
 

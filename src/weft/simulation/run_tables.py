@@ -24,9 +24,8 @@ def report_table(report: Report) -> ResultTable:
         for stream in report.streams
     ]
     columns = ("model", "queries", "alone ms", "latency ms", "slowdown", "worst ms")
-    return ResultTable(
-        f"{report.policy} on {report.device}", columns, tuple(map(TableRow, rows)), notes=_remarks(report)
-    )
+    title = f"{report.policy} on {report.device}"
+    return ResultTable(title, columns, tuple(map(TableRow, rows)), notes=_remarks(report))
 
 
 def _remarks(report: Report) -> tuple[str, ...]:

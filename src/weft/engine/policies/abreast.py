@@ -17,6 +17,7 @@ from weft.devices.shares import Shares
 from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, OptionRange, Policy, Start, Traits, View
 from weft.engine.policies.punctual import Punctual
 from weft.engine.policies.ways import NOWHERE, SharingWay, open_ways, ways
+from weft.kernels import rules
 
 URGE = 20.0
 """Additional weight of a model that lacks a whole fair share, and proportionally less for a part of a share: large
@@ -112,9 +113,8 @@ class Abreast(Policy):
             need = head.remaining * with_margin // 100
             works.append(_Work(head, offered=True, need=need, due=_latest_finish(head, now + need)))
         if len(works) > 1:
-            works.sort(
-                key=lambda work: work.head.program
-            )  # so that the cache of ways is hit whatever the order of candidates
+            # So that the cache of ways is hit whatever the order of candidates.
+            works.sort(key=lambda work: work.head.program)
         return works
 
     def _ticks(self, program: int, lane: int, ticks: int) -> int:
@@ -213,14 +213,11 @@ def _answer_rate(head: Candidate) -> float:
 def _latest_finish(head: Candidate, earliest: int) -> int:
     """Return a candidate's latest finish time, for itself and for the requests behind it.
 
-    earliest: when it could end at the earliest. A deadline before that is extended: the time from arrival to deadline
-    is doubled until the deadline can be met.
+    earliest: when it could end at the earliest. A deadline before that is extended until it can be met.
     """
     due = head.deadline
-    allowed = max(1, due - head.arrival) if due < earliest else 0
-    while due < earliest:
-        allowed *= 2
-        due = head.arrival + allowed
+    if due < earliest:
+        due = rules.reachable_due(due, head.arrival, earliest)
     behind = head.share.behind if head.share else NO_DEADLINE
     return behind if earliest <= behind < due else due
 

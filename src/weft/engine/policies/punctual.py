@@ -72,9 +72,8 @@ class Punctual(Policy):
         for ever.
         """
         now = max(view.device.channel_free, view.device.array_free)
-        victim = min(
-            (layer for layer in running if layer.stoppable), key=lambda layer: layer.candidate.work.whole - layer.rest
-        ).candidate
+        stoppable = [layer for layer in running if layer.stoppable]
+        victim = min(stoppable, key=lambda layer: layer.candidate.work.whole - layer.rest).candidate
         with_victim = replace(view, heads=(*view.heads, victim), candidates=(*view.candidates, victim))
         chosen = self.decide(with_victim).candidate
         need = self._time_alone(chosen)
@@ -95,9 +94,8 @@ class Punctual(Policy):
     def plan(self, candidate: Candidate, now: int) -> DueWork:
         """Return a candidate's remaining time with margin, its deadline and its cost."""
         need = self._time_alone(candidate) // self.setting.lanes
-        return self.make_due_work(
-            candidate, need, rules.reachable_due(candidate.deadline, candidate.arrival, now + need), now
-        )
+        due = rules.reachable_due(candidate.deadline, candidate.arrival, now + need)
+        return self.make_due_work(candidate, need, due, now)
 
     def make_due_work(self, candidate: Candidate, need: int, due: int, now: int) -> DueWork:
         """Return a candidate as ``DueWork``, given its remaining time and its deadline."""

@@ -81,9 +81,8 @@ class TopUp(Refilling):
     def _remaining_layers(self, flight: Flight) -> RemainingLayers:
         """Return the layers ahead of a stream's batches, with times for all sizes that merging can give."""
         largest_beginning = flight.beginnings[-1]
-        max_batch = (
-            sum([batch.size for batch in flight.batches]) + largest_beginning.size
-        )  # the largest batch that merging can give
+        # The largest batch that merging can give.
+        max_batch = sum([batch.size for batch in flight.batches]) + largest_beginning.size
         first_program = largest_beginning.program - largest_beginning.size + 1
         programs = self.setting.programs[first_program : first_program + max_batch]
         ends = {*programs[0].exits, len(programs[0]), *[batch.layer for batch in flight.batches]}
