@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from warnings import warn
@@ -138,10 +139,8 @@ class Arrivals:
 
     def batches(self, warm: int) -> list[int]:
         """Return the number of served batches of each stream whose first request arrived at tick *warm* or later."""
-        return [
-            sum(1 for owner, arrival in self._batches if owner == stream and arrival >= warm)
-            for stream in range(len(self._terms))
-        ]
+        counted = Counter(stream for stream, arrival in self._batches if arrival >= warm)
+        return [counted[stream] for stream in range(len(self._terms))]
 
     def _ticket(self, stream: int, arrival: int) -> Ticket:
         """Return a request that arrived at a tick, with what is known of its exit and its stream's own limited queue.

@@ -59,7 +59,9 @@ def _weave(layers, heads, band, issues, compute_ends, buffer, thresholds, work, 
             if held[stream]:
                 continue
             layer = position[stream]
-            key = aimt_key(fetch[layer], compute[layer], last_issued[stream], free, distance, *thresholds)
+            key = aimt_key(
+                fetch[layer], compute[layer], last_issued[stream], free, distance, thresholds[0], thresholds[1]
+            )
             if best < 0 or key < best_key:
                 best, best_key = stream, key
         layer = position[best]
