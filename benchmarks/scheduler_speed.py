@@ -73,7 +73,7 @@ def setting_of(
 
 def greedy_arguments(setting: Setting, issues: int) -> tuple[object, ...]:
     heavy = np.array([program.compute_bound for program in setting.programs])
-    return (*layer_arrays(setting), heavy, setting.buffer, FOREVER, np.empty(issues, np.int64))
+    return (layer_arrays(setting), heavy, setting.buffer, FOREVER, np.empty(issues, np.int64))
 
 
 def rollout_arguments(setting: Setting, issues: int) -> tuple[object, ...]:

@@ -390,7 +390,7 @@ def test_weft_plus_lets_go_of_a_batch_on_its_way():
 
 @pytest.mark.parametrize("stretch", [-1, 10_001])
 def test_a_stretch_that_is_no_percentage_is_refused(stretch):
-    with pytest.raises(InputError, match=f"stretch = {stretch} must be a percentage"):
+    with pytest.raises(InputError, match=f"stretch = {stretch} must be from 0 to 10000 percent"):
         plus("weft+", stretch=stretch)
 
 

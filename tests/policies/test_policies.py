@@ -222,7 +222,7 @@ def test_aimt_breaks_ties_by_stream():
 
 @pytest.mark.parametrize("value", [-0.1, 100.5, float("nan")])
 def test_a_threshold_that_is_no_share_is_refused(value):
-    with pytest.raises(InputError, match=r"compute_threshold = .* must be a share"):
+    with pytest.raises(InputError, match=r"compute_threshold = .* must be from 0 to 10 times the weight buffer"):
         make_policy("aimt", Setting((HEAVY,), 100), {"compute_threshold": value})
 
 

@@ -94,7 +94,7 @@ def test_several_lanes_do_more_in_the_same_time():
 
 @pytest.mark.parametrize("margin", [-1, 1001])
 def test_a_margin_beyond_reason_is_refused(margin):
-    with pytest.raises(InputError, match=f"margin = {margin} must be a percentage from 0 to 1000"):
+    with pytest.raises(InputError, match=f"margin = {margin} must be from 0 to 1000 percent"):
         punctual(margin=margin)
     with pytest.raises(InputError, match="must be of the kind of its default, 10"):
         make_policy("punctual", Setting((), 100), {"margin": 0.5})

@@ -124,7 +124,7 @@ def test_of_those_ahead_the_exits_share_everybody():
 
 @pytest.mark.parametrize("option", ["miss", "backlog", "foresight"])
 def test_options_have_bounds(option):
-    with pytest.raises(InputError, match=f"top-up: {option} = -1 must be 0 to 10000"):
+    with pytest.raises(InputError, match=f"{option} = -1 must be from 0 to 10000"):
         TopUp(Load((TWO,), ()).setting, **{option: -1})
 
 

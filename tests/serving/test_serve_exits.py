@@ -21,7 +21,7 @@ from tests.serving.contracts.exits import *  # noqa: F403
 from tests.serving.contracts.exits import COUNT, REFILLING, check_answer, infer, metrics, outputs_of
 from tests.serving.live import Live, running
 from weft.base.errors import Cancelled, InputError
-from weft.engine.steering import CALM_PRESSURE, FULL_PRESSURE, ExitShares, Pressure, Steering
+from weft.engine.steering import CALM_PRESSURE, FULL_PRESSURE, ExitShares, Steered, Steering
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.serving.exit_rules import EXIT, ExitRules
@@ -58,13 +58,18 @@ def test_impossible_thresholds_are_refused(top, floor, complaint):
 
 
 def test_pressure_rises_and_falls_over_the_time_that_requests_have():
-    pressure = Pressure()
-    assert pressure.update(0, 50, 100) == 0.0, "a moment is not yet a load"
-    rising = [pressure.update(time, 50, 100) for time in range(10, 400, 10)]
+    steered = Steered(Steering())
+
+    def pressure(time: int, queue: int, spare: int) -> float:
+        steered.update(time, queue, spare)
+        return steered.pressure
+
+    assert pressure(0, 50, 100) == 0.0, "a moment is not yet a load"
+    rising = [pressure(time, 50, 100) for time in range(10, 400, 10)]
     assert rising == sorted(rising) and rising[0] < 0.15 and rising[-1] == pytest.approx(0.5, rel=1e-3)
-    falling = [pressure.update(time, 0, 100) for time in range(400, 800, 10)]
+    falling = [pressure(time, 0, 100) for time in range(400, 800, 10)]
     assert falling == sorted(falling, reverse=True) and falling[-1] < 1e-3
-    assert pressure.update(800, 50, 0) < 5, "no time to spare is the highest pressure, but not without end"
+    assert pressure(800, 50, 0) < 5, "no time to spare is the highest pressure, but not without end"
 
 
 def test_shares_are_learned_from_who_left():

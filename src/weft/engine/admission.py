@@ -8,6 +8,7 @@ for their worth. Work is checked for yielding only where the request would be re
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -59,9 +60,9 @@ class Admission:
     def refusal(self, ticket: Ticket, now: int) -> Refusal | None:
         """Return why a request is refused; None if it is accepted."""
         line, own_line = self._queues.line, ticket.line
-        if line.waiting >= line.places:
+        if line.full:
             return Refusal("all_full")
-        if own_line and own_line.waiting >= own_line.places:
+        if own_line and own_line.full:
             return Refusal("line_full", self.free_in(NO_DEADLINE, now))
         if not ticket.strict:
             return None
@@ -78,7 +79,11 @@ class Admission:
         """
         latest = deadline if self._by_deadline else NO_DEADLINE
         earliest = now if self._late_gives_way else 0
-        ahead, begun = 0, _ticks_by_batch(self._rests())
+        ahead = 0
+        # The ticks that lanes still compute for each batch; a lane may hold several segments of a batch.
+        begun: defaultdict[tuple[int, int], int] = defaultdict(int)
+        for candidate, rest in self._rests():
+            begun[candidate.stream, candidate.query] += rest
         if newcomer and len(begun) >= self._lanes and (victim := self._find_victim(newcomer)):
             begun[victim.stream, victim.query] = 0
         for queue in self._queues.busy():
@@ -90,8 +95,7 @@ class Admission:
             for batch in queue.batches:
                 dues = [ticket.due for ticket in batch.members]
                 if min(dues) <= latest and max(dues) >= earliest and not self._yields(queue, batch, newcomer):
-                    key = queue.stream, batch.query
-                    begun[key] = begun.get(key, 0) + self._queues.rest(batch)
+                    begun[queue.stream, batch.query] += self._queues.rest(batch)
         return _free_time(ahead, begun.values(), self._lanes)
 
     def _find_victim(self, newcomer: _Newcomer) -> Candidate | None:
@@ -133,18 +137,6 @@ class _Newcomer:
             return False
         burden = self._policy.burden(other, self._now)
         return burden is not None and burden > self._burden
-
-
-def _ticks_by_batch(rests: Iterable[tuple[Candidate, int]]) -> dict[tuple[int, int], int]:
-    """Return the ticks that lanes still compute for each batch; a lane may hold several segments of a batch.
-
-    rests: what ``Rests`` returns.
-    """
-    begun: dict[tuple[int, int], int] = {}
-    for candidate, rest in rests:
-        key = candidate.stream, candidate.query
-        begun[key] = begun.get(key, 0) + rest
-    return begun
 
 
 def _free_time(waiting: int, begun: Iterable[int], count: int) -> int:

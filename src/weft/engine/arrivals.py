@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from warnings import warn
 
@@ -74,12 +75,10 @@ class Arrivals:
     def arrivals(self) -> Arrivals:
         return self
 
-    def take(self, now: int) -> Iterable[Ticket]:
-        """Return the requests that arrived by *now*; of a stream, requests at given times before those of clients."""
-        return self._take_due(now) if self._soonest <= now else ()
-
-    def _take_due(self, now: int) -> Iterator[Ticket]:
-        """Yield the requests that arrived by *now*, stream by stream."""
+    def take(self, now: int) -> Iterator[Ticket]:
+        """Yield the requests that arrived by *now*; of a stream, requests at given times before those of clients."""
+        if self._soonest > now:
+            return
         for stream, returning in enumerate(self._returning):
             while self._next[stream] <= now:
                 arrival = self._next[stream]
@@ -114,12 +113,12 @@ class Arrivals:
         end = completion.times.compute_end
         unanswered = [ticket for ticket in batch.members if not ticket.gone]
         staying = [ticket for ticket in unanswered if not self._leaves_at(ticket, batch.layer)]
+        if not staying:
+            self._batches.append((batch.members[0].stream, batch.members[0].arrival))
         for ticket in unanswered:
             if ticket not in staying:
                 ticket.leaves = batch.layer
                 self._answer(ticket, end, end)
-        if not staying:
-            self._batches.append((batch.members[0].stream, batch.members[0].arrival))
         return staying
 
     def merged(self, batch: Batch, other: Batch) -> None:
@@ -140,10 +139,8 @@ class Arrivals:
 
     def batches(self, warm: int) -> list[int]:
         """Return the number of served batches of each stream whose first request arrived at tick *warm* or later."""
-        return [
-            sum(1 for owner, arrival in self._batches if owner == stream and arrival >= warm)
-            for stream in range(len(self._terms))
-        ]
+        counted = Counter(stream for stream, arrival in self._batches if arrival >= warm)
+        return [counted[stream] for stream in range(len(self._terms))]
 
     def _ticket(self, stream: int, arrival: int) -> Ticket:
         """Return a request that arrived at a tick, with what is known of its exit and its stream's own limited queue.

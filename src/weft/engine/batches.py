@@ -174,20 +174,13 @@ class Batcher:
         for size, ticket in enumerate(newcomers, start=1):
             arrival, priority = min(arrival, ticket.arrival), max(priority, ticket.priority)
             number = queue.terms.programs + size - 1
-            beginnings.append(
-                Candidate.of_batch(
-                    self._setting.programs[number],
-                    self._remaining[number],
-                    number,
-                    stream=queue.stream,
-                    query=queue.queries,
-                    arrival=arrival,
-                    deadline=deadline,
-                    priority=priority,
-                    size=size,
-                    refill=Refill(dues[:size], waiting - size),
-                )
-            )
+            refill = Refill(dues[:size], waiting - size)
+            # by position, as ``Candidate`` explains
+            beginning = Candidate.of_batch(
+                self._setting.programs[number], self._remaining[number], number, queue.stream, queue.queries, arrival,
+                deadline, priority, size, refill=refill,
+            )  # fmt: skip
+            beginnings.append(beginning)
         return beginnings
 
     def lone_candidate(self, ticket: Ticket) -> Candidate:

@@ -7,6 +7,7 @@ kernel, and runs a kernel does not cover, go through the plain engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from weft.engine.policies.least_shares import WithLeastShares
 from weft.engine.policies.weft import Weft
 from weft.kernels.aimt import weave_aimt
 from weft.kernels.band import KernelBand
+from weft.kernels.buffer import StreamLayers
 from weft.kernels.greedy import weave_greedy
 from weft.kernels.in_order import order_queries
 from weft.kernels.replay import COMPUTE_END, replay
@@ -31,15 +33,12 @@ MOST_ISSUES = 50_000_000
 """Most layers that a run may issue: its order and its replayed times take 40 bytes per issue, 2 GB at this limit."""
 
 
-def layer_arrays(setting: Setting) -> tuple[Ints, Ints, Ints]:
-    """Return the fetch and compute ticks of every layer, stream after stream, and the index where each stream begins.
-
-    The last index is the number of layers, so that stream i owns the layers from ``offsets[i]`` to ``offsets[i + 1]``.
-    """
+def layer_arrays(setting: Setting) -> StreamLayers:
+    """Return the layers of all streams as arrays."""
     fetch = np.concatenate([np.array(program.fetch, np.int64) for program in setting.programs])
     compute = np.concatenate([np.array(program.compute, np.int64) for program in setting.programs])
     offsets = np.cumsum([0, *(len(program) for program in setting.programs)], dtype=np.int64)
-    return fetch, compute, offsets
+    return StreamLayers(fetch, compute, offsets)
 
 
 def replay_order(policy: Policy, chosen: Ints) -> Ints:
@@ -87,9 +86,8 @@ def _insert_least_shares(policy: WithLeastShares, work: int) -> Ints | None:
     dues = [policy.dues(stream, int(ends[-1])) for stream in policy.at_least]
     streams = np.repeat(policy.at_least, [len(layers) for layers in dues])
     all_dues = np.concatenate(dues)
-    order = np.insert(
-        np.array(policy.woven)[weave], np.where(all_dues > 0, np.searchsorted(ends, all_dues) + 1, 0), streams
-    )
+    places = np.where(all_dues > 0, np.searchsorted(ends, all_dues) + 1, 0)
+    order = np.insert(np.array(policy.woven)[weave], places, streams)
     ticks = np.zeros(len(order), np.int64)
     for stream, program in enumerate(programs):
         issues = order == stream
@@ -103,28 +101,25 @@ def _select_kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Ca
     None if no kernel covers the policy. work, quota: as of ``compiled_order``.
     """
     setting = policy.setting
-    fetch, compute, offsets = layer_arrays(setting)
+    layers = layer_arrays(setting)
     compute_bound = np.array([program.compute_bound for program in setting.programs])
+    fresh_band = partial(_kernel_band, policy, quota)
     if type(policy) is Weft:  # not isinstance: a subclass may decide otherwise, so it runs in the plain loop
-        streams = RolloutStreams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), offsets, compute_bound)
+        gains = np.concatenate(policy.gains).astype(np.int64)
+        streams = RolloutStreams(layers.fetch, layers.compute, gains, layers.offsets, compute_bound)
         rules = RolloutRules(
-            setting.buffer, int(fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units
+            setting.buffer, int(layers.fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units
         )
         limits = np.array(quota if quota else [-1] * len(setting.programs), np.int64)
         return lambda chosen: weave_rollout(streams, rules, policy.length, policy.commit, work, limits, chosen)
     if type(policy) is Layerweaver and not policy.disabled:
-        return lambda chosen: weave_greedy(
-            fetch, compute, offsets, compute_bound, setting.buffer, work, chosen, _kernel_band(policy, quota)
-        )
+        return lambda chosen: weave_greedy(layers, compute_bound, setting.buffer, work, chosen, fresh_band())
     if type(policy) is AiMt:
-        return lambda chosen: weave_aimt(
-            fetch, compute, offsets, setting.buffer, *policy.thresholds, work, chosen, _kernel_band(policy, quota)
-        )
+        return lambda chosen: weave_aimt(layers, setting.buffer, policy.thresholds, work, chosen, fresh_band())
     if type(policy) in (Fifo, DoubleBuffer, RoundRobin, Fair, Layerweaver):  # layerweaver's failsafe is fifo
         ticks = np.concatenate([np.array(program.work, np.int64) for program in setting.programs])
-        return lambda chosen: order_queries(
-            ticks, offsets, *_turn_factors(policy), work, chosen, _kernel_band(policy, quota)
-        )
+        turns = _turn_factors(policy)
+        return lambda chosen: order_queries(ticks, layers.offsets, *turns, work, chosen, fresh_band())
     return None
 
 
@@ -132,9 +127,8 @@ def _turn_factors(policy: Policy) -> tuple[Ints, int]:
     """Return the factors and the divisor of ``order_queries``: next is the least ``queries * factor // divisor``."""
     setting = policy.setting
     if type(policy) is Fair:
-        return np.array([program.total_work for program in setting.programs]) * len(setting.programs), sum(
-            setting.rounds * program.total_work for program in setting.programs
-        )
+        totals = [program.total_work for program in setting.programs]
+        return np.array(totals) * len(totals), setting.rounds * sum(totals)
     # The next stream follows after a query (round robin), or after all queries of a stream (fifo).
     return np.ones(len(setting.programs), np.int64), 1 if type(policy) is RoundRobin else setting.rounds
 

@@ -94,7 +94,7 @@ class Executor(Protocol):
 
     def held(self) -> tuple[LaneState, ...]:
         """Return the state of every lane, where lanes are shares of a device; otherwise an empty tuple."""
-        ...
+        return ()
 
     def idle_until(self, tick: int) -> None:
         """Wait until *tick*, or until the executor's state changes, such as by the end of a layer."""
@@ -106,7 +106,7 @@ class Executor(Protocol):
 
     def abortable(self) -> tuple[Running, ...]:
         """Return the running layers if one of them could be stopped; otherwise an empty tuple."""
-        ...
+        return ()
 
     def stop(self, stream: int, query: int) -> None:
         """Stop the running layer of a query; its completion is marked as aborted."""

@@ -20,11 +20,11 @@ class RequestExecutor(Executor, Protocol):
 
     def joined(self, stream: int, query: int, other: int) -> None:
         """Note that batch *other* of a stream goes on as part of batch *query*, after the running layers of both."""
-        ...
+        return
 
     def rooms(self) -> Collection[int]:
         """Return the numbers of the lanes that take one more layer; empty where lanes do not take layers ahead."""
-        ...
+        return ()
 
 
 class RequestEngine(NamedTuple):

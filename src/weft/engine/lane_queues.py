@@ -55,23 +55,16 @@ Q = TypeVar("Q", bound=Queued, covariant=True)
 
 
 class LaneQueue(Protocol[Q]):
-    """A lane with its segments."""
+    """A lane with its number and its segments."""
+
+    @property
+    def index(self) -> int: ...
 
     @property
     def tasks(self) -> Sequence[Q]: ...
 
 
 L = TypeVar("L", bound=LaneQueue[Queued])
-
-
-class Numbered(Protocol):
-    """A lane with a number."""
-
-    @property
-    def index(self) -> int: ...
-
-
-N = TypeVar("N", bound=Numbered)
 
 
 def has_room(lane: LaneQueue[Queued], ahead: int) -> bool:
@@ -107,7 +100,7 @@ def choose_lane(batch: BatchKey, lanes: Sequence[L], rest: Callable[[L], int]) -
     return min(lanes_of_batch or lanes, key=lambda lane: (bool(lane.tasks), rest(lane)))
 
 
-def allowed_lanes(candidate: Candidate, lanes: Sequence[N]) -> Sequence[N]:
+def allowed_lanes(candidate: Candidate, lanes: Sequence[L]) -> Sequence[L]:
     """Return those of *lanes* on which a layer may run: only the home lane of its batch, if the batch has one."""
     return lanes if candidate.home is None else [lane for lane in lanes if lane.index == candidate.home]
 

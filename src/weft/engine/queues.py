@@ -120,10 +120,6 @@ class StreamQueue:
         batch.ended = True
 
 
-def _number(queue: StreamQueue) -> int:
-    return queue.stream
-
-
 class Queues:
     """The queues of all streams.
 
@@ -203,7 +199,7 @@ class Queues:
             others = self.busy()
             queue.served = max(queue.served, min([other.served for other in others], default=0))
             queue.join(others, ticket.arrival)
-            self._busy = sorted([*others, queue], key=_number)
+            self._busy = sorted([*others, queue], key=lambda queue: queue.stream)
         queue.put(ticket)
         self.count(ticket, 1)
         return queue

@@ -19,7 +19,7 @@ from weft.engine.lateness import late_work, weave_late_heads
 from weft.engine.policies.base import NO_DEADLINE, Candidate, Event, EventKind, LateWork, Policy
 from weft.engine.queues import Queues, StreamQueue, StrictDeadlines
 from weft.engine.steering import Steered
-from weft.engine.tickets import ArrivalSource, Batch, Feed, Terms, Ticket
+from weft.engine.tickets import Batch, Feed, Terms, Ticket
 
 QUEUE_PLACES = 1 << 16
 """Most requests in one queue. The limit bounds memory under sustained overload, where requests without strict deadlines
@@ -124,27 +124,15 @@ class Requests:
                     soonest = wait
         return soonest if soonest > self._now else self._now
 
-    def at(self, now: int) -> Iterable[tuple[int, int]]:
-        """Drop overdue requests and admit arrivals; return the stream and query of running batches to stop."""
-        self._now = now
-        if self.deadlines.any_passed(now):
-            return self._expire_then_take(now)
-        if self._arrivals:
-            self._take(self._arrivals, now)
-        return ()
-
-    def _expire_then_take(self, now: int) -> Iterator[tuple[int, int]]:
+    def at(self, now: int) -> Iterator[tuple[int, int]]:
         """Drop overdue requests, then admit arrivals; yield the stream and query of running batches to stop.
 
         In this order, so that admission does not count the work of overdue requests.
         """
-        yield from self._expire(now)
-        if self._arrivals:
-            self._take(self._arrivals, now)
-
-    def _take(self, arrivals: ArrivalSource, now: int) -> None:
-        """Admit or refuse the simulated requests that have arrived."""
-        for ticket in arrivals.take(now):
+        self._now = now
+        if self.deadlines.any_passed(now):
+            yield from self._expire(now)
+        for ticket in self._arrivals.take(now) if self._arrivals else ():
             if self.admit(ticket, now):
                 ticket.gone = True
                 self._feed.refused(ticket, now)
@@ -338,9 +326,8 @@ class Requests:
             if not self._refills:
                 if expected_end <= batch.deadline and len(batch.members) == 1:
                     continue
-                expected_end = max(
-                    expected_end, batch.deadline
-                )  # a request that counted as late does not count as on time again
+                # A request that counted as late does not count as on time again.
+                expected_end = max(expected_end, batch.deadline)
             if not (self._demote or any(ticket.strict or ticket.gone for ticket in batch.members)):
                 continue
             reachable_dues = [ticket.due for ticket in batch.members if not ticket.gone and ticket.due >= expected_end]

@@ -21,14 +21,15 @@ class SaturatedStreams:
     """
 
     def __init__(self, setting: Setting, band: Band | None, work: int, quota: Sequence[int] | None = None) -> None:
-        streams = len(setting.programs)
         self._setting, self._band, self._quota = setting, band, quota
         self._gains = band.gains(setting.programs) if band else None
         self._work_left = work
-        self._query = [0] * streams
-        self._layer = [0] * streams
-        self._last_issued = [-1] * streams
-        self._progress = [0] * streams
+        self._heads = [
+            Candidate.of_stream(program, stream=stream, query=0, layer=0)
+            for stream, program in enumerate(setting.programs)
+        ]
+        """The next layer of every stream."""
+        self._progress = [0] * len(self._heads)
         self.events: list[Event] = []
         """Always empty: saturated streams have no arrivals and no deadlines."""
 
@@ -44,22 +45,12 @@ class SaturatedStreams:
 
     def offer(self, device: DeviceClocks) -> Offer:
         """Return the next layer of every stream; with a band, only those may go that it does not hold back."""
-        heads = tuple(self._head(stream) for stream in range(len(self._query)))
+        heads = tuple(self._heads)
         if not self._band or not self._gains:
             return Offer(heads, heads)
         gains = [self._gains[head.stream][head.layer] for head in heads]
         allowed = may_go(self._progress, gains, self._band.max_lag_units)
         return Offer(heads, tuple(head for head in heads if allowed[head.stream]), tuple(self._progress))
-
-    def _head(self, stream: int) -> Candidate:
-        """Return the next layer of a stream."""
-        return Candidate.of_stream(
-            self._setting.programs[stream],
-            stream=stream,
-            query=self._query[stream],
-            layer=self._layer[stream],
-            last_issued=self._last_issued[stream],
-        )
 
     def completed(self, completion: Completion) -> None:
         """Do nothing: on an NPU the next layer of a stream may be issued before this one has ended."""
@@ -68,11 +59,8 @@ class SaturatedStreams:
         """Move the stream of a candidate, issued as number *step*, on to its next layer."""
         stream, program = candidate.stream, self._setting.programs[candidate.stream]
         self._work_left -= program.work[candidate.layer]
-        self._last_issued[stream] = step
         if self._gains:
             self._progress[stream] += self._gains[stream][candidate.layer]
-        self._layer[stream] = (candidate.layer + 1) % len(program)
-        if self._layer[stream] == 0:
-            self._query[stream] += 1
-            if self._quota and self._query[stream] >= self._quota[stream]:
-                self._progress[stream] = DONE
+        head = self._heads[stream] = candidate.following(program, last_issued=step)
+        if self._quota and head.query >= self._quota[stream]:
+            self._progress[stream] = DONE

@@ -17,15 +17,7 @@ from typing import NamedTuple, Protocol
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
 from weft.engine.lane_queues import BatchKey, allowed_lanes, choose_lane, has_room, preceding_tasks, tasks_to_report
-from weft.engine.policies.base import (
-    IDLE_LANE,
-    NO_DEADLINE,
-    Candidate,
-    LaneState,
-    Running,
-    Setting,
-    Start,
-)
+from weft.engine.policies.base import IDLE_LANE, NO_DEADLINE, Candidate, LaneState, Running, Setting, Start
 
 AT_ONCE = 1e-6
 """Remaining work, in ticks, that counts as none: rounding of speeds must not leave a segment that never ends."""
@@ -156,7 +148,7 @@ class SimulatedHost:
     def ready(self) -> DeviceClocks | None:
         """Return the time as clocks if a lane takes another segment, else None."""
         if self._queues:
-            free = any(not lane.tasks or has_room(lane, self._ahead) for lane in self._queues)
+            free = any(has_room(lane, self._ahead) for lane in self._queues)
         else:
             free = len(self._running) < self._lanes
         return DeviceClocks.at(self._now) if free else None
@@ -287,9 +279,8 @@ class SimulatedHost:
         if chosen >= 0:
             lane = self._queues[chosen]
         else:
-            lane = choose_lane(
-                segment.batch, allowed_lanes(segment.candidate, self._lanes_with_room()), self._lane_rest
-            )
+            lanes = allowed_lanes(segment.candidate, self._lanes_with_room())
+            lane = choose_lane(segment.batch, lanes, self._lane_rest)
         segment.lane = lane.index
         if self._shares:
             segment.body = self._shares.body(segment.candidate.stream, segment.candidate.program)

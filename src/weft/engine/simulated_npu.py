@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes, issue
 from weft.engine.engine import Completion
-from weft.engine.policies.base import Candidate, LaneState, Running, Setting, Start
+from weft.engine.for_requests import RequestExecutor
+from weft.engine.policies.base import Candidate, Setting, Start
 
 
-class SimulatedNpu:
-    """Computes layers in the order of issue, so the times of a layer are known when it is submitted."""
+class SimulatedNpu(RequestExecutor):
+    """Computes layers in the order of issue, so the times of a layer are known when it is submitted; has no lanes."""
 
     def __init__(self, setting: Setting) -> None:
         self._buffer = setting.buffer
@@ -27,10 +28,6 @@ class SimulatedNpu:
         ended, self._ended = self._ended, []
         return ended
 
-    def held(self) -> tuple[LaneState, ...]:
-        """Return nothing: an NPU has no lanes."""
-        return ()
-
     def idle_until(self, tick: int) -> None:
         """Let the channel wait until *tick*, and drop the weights that are freed by then."""
         if tick > self._state.channel_free:
@@ -44,18 +41,8 @@ class SimulatedNpu:
         self._ended.append(Completion(head, times))
         self.log.append((head, times))
 
-    def abortable(self) -> tuple[Running, ...]:
-        return ()
-
     def stop(self, stream: int, query: int) -> None:
         raise AssertionError("an NPU computes what it has begun")  # ``abortable`` is empty, so no caller may ask for it
-
-    def joined(self, stream: int, query: int, other: int) -> None:
-        """Do nothing: layers run in the order of issue, whichever batch they belong to."""
-
-    def rooms(self) -> tuple[int, ...]:
-        """Return nothing: an NPU has no lanes."""
-        return ()
 
     def rests(self) -> list[tuple[Candidate, int]]:
         """Return the last issued layer, with the ticks until the array has computed all issued layers."""

@@ -47,46 +47,33 @@ class Steering:
         return self.top - (self.top - self.floor) * load
 
 
-@dataclass(eq=False, slots=True)
-class Pressure:
-    """The load of one model: waiting time over slack, exponentially smoothed over half the slack of a request."""
-
-    value: float = 0.0
-    seen_ns: int | None = None
-    """When it was last updated."""
-
-    def update(self, now_ns: int, queue_ns: int, spare_ns: int) -> float:
-        """Update and return the pressure: a request that came now would wait *queue_ns* and has *spare_ns* of slack."""
-        spare_ns = max(1, spare_ns)
-        observed = min(queue_ns / spare_ns, 2 * FULL_PRESSURE)  # a larger value would only take longer to decay
-        since_ns = now_ns - self.seen_ns if self.seen_ns is not None else 0
-        weight = 1 - math.exp(-since_ns / (MEMORY * spare_ns))
-        self.value += weight * (observed - self.value)
-        self.seen_ns = now_ns
-        return self.value
-
-
 class Steered:
-    """The current exit threshold of one model."""
+    """The current exit threshold of one model, by its load."""
 
     def __init__(self, steering: Steering) -> None:
         self.steering = steering
-        self._pressure = Pressure()
+        self.pressure = 0.0
+        """The load: waiting time over slack, exponentially smoothed over half the slack of a request."""
+        self._updated_ns: int | None = None
         self._spare_ns = 1
 
     def update(self, now_ns: int, queue_ns: int, spare_ns: int) -> None:
         """Update the pressure: a request that came now would wait *queue_ns* and has *spare_ns* of slack."""
-        self._spare_ns = spare_ns
-        self._pressure.update(now_ns, queue_ns, spare_ns)
+        self._spare_ns = max(1, spare_ns)
+        observed = min(queue_ns / self._spare_ns, 2 * FULL_PRESSURE)  # a larger value would only take longer to decay
+        since_ns = now_ns - self._updated_ns if self._updated_ns is not None else 0
+        weight = 1 - math.exp(-since_ns / (MEMORY * self._spare_ns))
+        self.pressure += weight * (observed - self.pressure)
+        self._updated_ns = now_ns
 
     def relax(self, now_ns: int) -> None:
         """Let the pressure decay: the model has no queue now."""
-        self._pressure.update(now_ns, 0, self._spare_ns)
+        self.update(now_ns, 0, self._spare_ns)
 
     @property
     def threshold(self) -> float:
         """The threshold for requests that do not state their own."""
-        return self.steering.threshold(self._pressure.value)
+        return self.steering.threshold(self.pressure)
 
 
 class ExitShares:

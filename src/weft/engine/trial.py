@@ -20,15 +20,7 @@ import numpy as np
 
 from weft.engine.compiled import compiled_order, replay_order
 from weft.engine.policies.base import Policy, Setting
-from weft.engine.policies.bound import (
-    Prices,
-    QueryDemand,
-    demand_of,
-    least_share,
-    mix_prices,
-    prices,
-    raise_starved,
-)
+from weft.engine.policies.bound import Prices, QueryDemand, demand_of, least_share, mix_prices, prices, raise_starved
 from weft.engine.policies.least_shares import WithLeastShares
 from weft.kernels.replay import COMPUTE_END
 
@@ -114,9 +106,8 @@ def best_contender(policy: Policy) -> Policy:
         cut_setting = setting.cut(pieces)
         if best and _issues(cut_setting) == _issues(best[0].policy.setting):
             continue
-        results = [
-            _try_policy(contender, judge, ROUNDS) for contender in replace(policy, setting=cut_setting).contenders()
-        ]
+        contenders = replace(policy, setting=cut_setting).contenders()
+        results = [_try_policy(contender, judge, ROUNDS) for contender in contenders]
         results = _confirm(results, judge, kind)
         if setting.mix is None:
             mix_results = [_try_policy(contender, judge, ROUNDS) for contender in _keep_mixes(results, judge, kind)]

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from weft.kernels import rules
 from weft.kernels.band import KernelBand, advance, hold_back
-from weft.kernels.buffer import columns, issued, on_chip
+from weft.kernels.buffer import StreamLayers, columns, issued, on_chip
 from weft.kernels.compiling import borrowed, inlined, loop
 
 Ints = npt.NDArray[np.int64]
@@ -16,38 +16,33 @@ aimt_key = inlined(rules.aimt_key)
 
 
 def weave_aimt(
-    fetch: Ints,
-    compute: Ints,
-    offsets: Ints,
+    layers: StreamLayers,
     buffer: int,
-    compute_threshold: int,
-    memory_threshold: int,
+    thresholds: tuple[int, int],
     work: int,
     chosen: Ints,
     band: KernelBand | None = None,
 ) -> int:
     """Issue layers by AI-MT's rule until *work* ticks are issued or *chosen* is full; return the number of issues.
 
-    fetch, compute: ticks of the layers, stream after stream. offsets: the index where each stream begins, and the
-    number of layers. buffer: the weight buffer in ticks. Thresholds are in ticks. chosen: filled with the stream of
-    each issue. band: the fairness rule; None: no stream is held back.
+    buffer: the weight buffer in ticks. thresholds: for compute and for memory, in ticks. chosen: filled with the stream
+    of each issue. band: the fairness rule; None: no stream is held back.
     """
-    position = offsets[:-1].copy()
+    position = layers.offsets[:-1].copy()
     heads = position, np.full(len(position), -1, np.int64), np.zeros(len(position), np.bool_)
     issues, compute_ends = columns(len(chosen) + 1), np.empty(len(chosen), np.int64)
-    thresholds = compute_threshold, memory_threshold
-    return int(_weave(fetch, compute, offsets, heads, band, issues, compute_ends, buffer, thresholds, work, chosen))
+    return int(_weave(layers, heads, band, issues, compute_ends, buffer, thresholds, work, chosen))
 
 
 @loop
-def _weave(fetch, compute, offsets, heads, band, issues, compute_ends, buffer, thresholds, work, chosen):
+def _weave(layers, heads, band, issues, compute_ends, buffer, thresholds, work, chosen):
     """The loop of ``weave_aimt``, with its parameters.
 
     heads: for each stream its position among all layers, its last issue or -1, whether it is held back. issues: the
     columns of ``buffer``. compute_ends: scratch space, when the array ends each issue.
     """
-    fetch, compute, offsets, heads = borrowed((fetch, compute, offsets, heads))
-    issues, compute_ends, chosen = borrowed((issues, compute_ends, chosen))
+    fetch, compute, offsets = borrowed(layers)
+    heads, issues, compute_ends, chosen = borrowed((heads, issues, compute_ends, chosen))
     position, last_issued, held = heads
     before, peak = issues[0], issues[1]
     pointer = freed = 0

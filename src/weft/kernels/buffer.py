@@ -8,16 +8,29 @@ a layer's fetch and compute ticks. Each function becomes part of the loop that c
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from weft.kernels.compiling import inlined
 
+Ints = npt.NDArray[np.int64]
+
 NEVER = -(1 << 62)
 """A tick before every other tick; half of the least int64, so that sums with it do not overflow."""
 
 
-def columns(places: int) -> npt.NDArray[np.int64]:
+class StreamLayers(NamedTuple):
+    """The layers of all streams, stream after stream."""
+
+    fetch: Ints
+    compute: Ints
+    offsets: Ints
+    """The index where each stream begins, and the number of layers."""
+
+
+def columns(places: int) -> Ints:
     """Return the columns P and PM without issues, shape (2, places), with room for *places* - 1 issues."""
     pair = np.empty((2, places), np.int64)
     pair[:, 0] = 0, NEVER

@@ -34,12 +34,8 @@ def choose(models, terms, rules, state, heads, count):
     in_order = policy <= k.ROUND_ROBIN
     if policy >= k.LAYERWEAVER and rules.failsafe == 1:
         in_order = _one_sided(models, table, count)
-    if in_order:
-        best = _first_in_order(state, table, count, policy)
-    elif policy == k.EDF:
-        best = _earliest_deadline(table, count)
-    elif policy == k.PRIORITY:
-        best = _highest_class(models, terms, rules, table, count, now)
+    if in_order or policy <= k.PRIORITY:
+        best = _least_key(models, terms, rules, state, table, count, now)
     elif policy == k.PUNCTUAL:
         best = _punctual(models, terms, rules, heads, count, now)
     elif policy == k.PREMA:
@@ -65,73 +61,53 @@ def _one_sided(models, table, count):
 
 
 @called
-def _first_in_order(state, table, count, policy):
-    """Whole batches: return the batch served last if it has not ended, else the first batch in the policy's order."""
+def _least_key(models, terms, rules, state, table, count, now):
+    """Policies that compare heads by a key: return the head with the least."""
     best, best_key = -1, (0, 0, 0, 0)
     for i in range(count):
         if table[i, k.MAY_GO]:
-            stream, place = table[i, k.HEAD_STREAM], table[i, k.HEAD_PLACE]
-            last = state.jobs[stream, place, k.LAST_ISSUED] if place >= 0 else -1
-            order = table[i, k.HEAD_ARRIVAL]
-            if policy == k.FAIR:
-                order = state.streams[stream, k.SERVED]
-            elif policy == k.ROUND_ROBIN:
-                order = table[i, k.HEAD_QUERY]
-            key = fifo_key(resumes(place + 1, last), order, 0, stream)  # place + 1 is above 0 only for begun batches
-            if best < 0 or key < best_key:
-                best, best_key = i, key
-    return best
-
-
-@called
-def _earliest_deadline(table, count):
-    """edf: return the head with the earliest deadline."""
-    best, best_key = -1, (0, 0)
-    for i in range(count):
-        if table[i, k.MAY_GO]:
-            key = edf_key(table[i, k.HEAD_DUE], table[i, k.HEAD_ARRIVAL])
+            key = _key(models, terms, rules, state, table[i], now)
             if best < 0 or key < best_key:
                 best, best_key = i, key
     return best
 
 
 @inlined
-def _whole_and_rest(models, row):
-    """Return the estimated ticks of a head's whole batch alone on the device, and the remaining part of them."""
+def _key(models, terms, rules, state, row, now):
+    """Return the key of a head.
+
+    edf: the deadline. priority: the class, of a class the deadline. Whole batches: the batch served last if it has not
+    ended, else the policy's order.
+    """
+    stream, place = row[k.HEAD_STREAM], row[k.HEAD_PLACE]
+    if rules.policy == k.EDF or rules.policy == k.PRIORITY:
+        raised_priority = 0
+        if rules.policy == k.PRIORITY:
+            whole, wait = _length_and_wait(models, row, now)
+            raised_priority = rank(terms[stream, k.STREAM_PRIORITY], wait, whole, rules.patience)
+        due, arrival = edf_key(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL])
+        return -raised_priority, due, arrival, 0
+    last = state.jobs[stream, place, k.LAST_ISSUED] if place >= 0 else -1
+    order = row[k.HEAD_ARRIVAL]
+    if rules.policy == k.FAIR:
+        order = state.streams[stream, k.SERVED]
+    elif rules.policy == k.ROUND_ROBIN:
+        order = row[k.HEAD_QUERY]
+    return fifo_key(resumes(place + 1, last), order, 0, stream)  # place + 1 is above 0 only for begun batches
+
+
+@inlined
+def _length_and_wait(models, row, now):
+    """Return the estimated ticks of a head's whole batch alone on the device, and the ticks in which it waited."""
     whole = models.layers[models.programs[row[k.HEAD_PROGRAM], k.FIRST], k.REMAINING]
-    return whole, models.layers[row[k.HEAD_LAYER], k.REMAINING]
-
-
-@called
-def _highest_class(models, terms, rules, table, count, now):
-    """priority: return the head of the highest class, of that class the one with the earliest deadline."""
-    best, best_key = -1, (0, (0, 0))
-    for i in range(count):
-        row = table[i]
-        if row[k.MAY_GO]:
-            whole, remaining = _whole_and_rest(models, row)
-            raised_priority = rank(
-                terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY],
-                waited(now, row[k.HEAD_ARRIVAL], whole, remaining),
-                whole,
-                rules.patience,
-            )
-            key = -raised_priority, edf_key(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL])
-            if best < 0 or key < best_key:
-                best, best_key = i, key
-    return best
+    return whole, waited(now, row[k.HEAD_ARRIVAL], whole, models.layers[row[k.HEAD_LAYER], k.REMAINING])
 
 
 @inlined
 def row_worth(models, terms, row, now):
     """punctual: return how much a head counts (its worth)."""
-    whole, remaining = _whole_and_rest(models, row)
-    return worth(
-        terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY],
-        row[k.HEAD_SIZE],
-        waited(now, row[k.HEAD_ARRIVAL], whole, remaining),
-        whole,
-    )
+    whole, wait = _length_and_wait(models, row, now)
+    return worth(terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY], row[k.HEAD_SIZE], wait, whole)
 
 
 @inlined
@@ -151,11 +127,10 @@ def _punctual(models, terms, rules, heads, count, now):
         row = table[i]
         if not row[k.MAY_GO]:
             continue
-        whole, remaining = _whole_and_rest(models, row)
-        row[k.NEED] = with_margin(rules, remaining) // rules.lanes
+        whole, wait = _length_and_wait(models, row, now)
+        row[k.NEED] = with_margin(rules, models.layers[row[k.HEAD_LAYER], k.REMAINING]) // rules.lanes
         row[k.REACHABLE] = reachable_due(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL], now + row[k.NEED])
-        patient = waited(now, row[k.HEAD_ARRIVAL], whole, remaining) < rules.patience * whole
-        row[k.YIELDS] = row[k.REACHABLE] > row[k.HEAD_DUE] and patient
+        row[k.YIELDS] = row[k.REACHABLE] > row[k.HEAD_DUE] and wait < rules.patience * whole
         costs[i] = row[k.NEED] / row_worth(models, terms, row, now)
         place = candidates  # insertion sort by deadline
         while place > 0 and _due_before(table, costs, i, order[place - 1]):
@@ -216,10 +191,8 @@ def _mark_late(table, costs, order, count, now):
 @inlined
 def _tokens(models, terms, row, now):
     """Return the tokens of a head (times its time alone), and its time alone."""
-    whole, remaining = _whole_and_rest(models, row)
-    return tokens(
-        terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY], whole, waited(now, row[k.HEAD_ARRIVAL], whole, remaining)
-    ), whole
+    whole, wait = _length_and_wait(models, row, now)
+    return tokens(terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY], whole, wait), whole
 
 
 @called
@@ -271,9 +244,8 @@ def _least_idle(models, rules, state, table, count):
         for i in range(count):
             if not table[i, k.MAY_GO]:
                 continue
-            if not helps_starved(
-                wants_weights, wants_space, models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 1
-            ):
+            compute_bound = models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 1
+            if not helps_starved(wants_weights, wants_space, compute_bound):
                 continue
             layer, end = table[i, k.HEAD_LAYER], table[i, k.ON_CHIP]
             size, busy = models.layers[layer, k.FETCH], models.layers[layer, k.COMPUTE]

@@ -60,8 +60,7 @@ def loop(function: F, *, _counts: bool = True) -> F:
     # numba names the cache file by __qualname__. With the stamp, a file from other sources is never opened: loading it
     # could fail, because its classes may no longer exist.
     function.__qualname__ += f"-{stamp(function.__module__)[:16]}"
-    compiled: F = _njit(cache=True, _nrt=_counts)(function)
-    return compiled
+    return cast(F, _njit(cache=True, _nrt=_counts)(function))
 
 
 def uncounted_loop(function: F) -> F:
@@ -89,39 +88,31 @@ untyped_loop: Any = loop
 
 def inlined(function: F) -> F:
     """Compile a small function as a part of every loop that calls it, as if it were written there."""
-    compiled: F = _njit(inline="always")(function)
-    return compiled
+    return cast(F, _njit(inline="always")(function))
 
 
 def part(function: F) -> F:
     """Compile a larger part of a loop by itself, which takes less time than ``inlined``; LLVM inlines it in the end."""
-    compiled: F = _njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
-    return compiled
+    return cast(F, _njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
 
 
-def _compile_inner(function: F) -> F:
+def untyped_called(function: Any) -> Any:
     """Compile a function that only loops call: without entry points for Python and C, and cached only as part of loops.
 
-    That saved a quarter of the time in which the kernels of ``soc_search`` are compiled.
+    That saved a quarter of the time in which the kernels of ``soc_search`` are compiled. For functions without
+    annotations: callers are not type-checked.
     """
-    compiled: F = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
-    return compiled
-
-
-untyped_called: Any = _compile_inner
-"""``_compile_inner`` for functions without annotations."""
+    return _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
 
 
 def called(function: F) -> F:
     """``part`` for functions that neither make nor return arrays: references to arrays are not counted."""
-    compiled: F = _njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)(function)
-    return compiled
+    return cast(F, _njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)(function))
 
 
 def shared(function: F) -> F:
     """``called`` for larger functions with several callers: compiled once, and called instead of inlined."""
-    compiled: F = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)(function)
-    return compiled
+    return cast(F, _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)(function))
 
 
 def _unchanged(arrays: T) -> T:

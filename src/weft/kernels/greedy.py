@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from weft.kernels import rules
 from weft.kernels.band import KernelBand, advance, hold_back
-from weft.kernels.buffer import columns, issued, on_chip, prefetchable
+from weft.kernels.buffer import StreamLayers, columns, issued, on_chip, prefetchable
 from weft.kernels.compiling import borrowed, inlined, loop
 
 Ints = npt.NDArray[np.int64]
@@ -24,40 +24,32 @@ helps_starved = inlined(rules.helps_starved)
 
 
 def weave_greedy(
-    fetch: Ints,
-    compute: Ints,
-    offsets: Ints,
-    compute_bound: Bools,
-    buffer: int,
-    work: int,
-    chosen: Ints,
-    band: KernelBand | None = None,
+    layers: StreamLayers, compute_bound: Bools, buffer: int, work: int, chosen: Ints, band: KernelBand | None = None
 ) -> int:
     """Issue the layer that causes the least idle time until *work* ticks are issued or *chosen* is full.
 
-    fetch, compute: ticks of the layers, stream after stream. offsets: the index where each stream begins, and the
-    number of layers. compute_bound: by stream. buffer: the weight buffer in ticks. chosen: filled with the stream of
-    each issue. band: the fairness rule; None: no stream is held back. Returns the number of issues.
+    compute_bound: by stream. buffer: the weight buffer in ticks. chosen: filled with the stream of each issue. band:
+    the fairness rule; None: no stream is held back. Returns the number of issues.
     """
     issues = columns(len(chosen) + 1)
-    if len(offsets) == 3 and band is None:  # two streams
-        return int(_weave_two(fetch, compute, offsets, compute_bound, issues, buffer, work, chosen))
-    position = offsets[:-1].copy()
-    heads = position, fetch[position], compute[position], np.zeros(len(position), np.int64)
+    if len(layers.offsets) == 3 and band is None:  # two streams
+        return int(_weave_two(layers, compute_bound, issues, buffer, work, chosen))
+    position = layers.offsets[:-1].copy()
+    heads = position, layers.fetch[position], layers.compute[position], np.zeros(len(position), np.int64)
     held = np.zeros(len(position), np.bool_)
-    return int(_weave(fetch, compute, offsets, compute_bound, issues, heads, held, band, buffer, work, chosen))
+    return int(_weave(layers, compute_bound, issues, heads, held, band, buffer, work, chosen))
 
 
 @loop
-def _weave(fetch, compute, offsets, compute_bound, issues, heads, held, band, buffer, work, chosen):
+def _weave(layers, compute_bound, issues, heads, held, band, buffer, work, chosen):
     """The loop of ``weave_greedy`` for any number of streams, with its parameters.
 
     heads: for each stream its position among all layers, fetch and compute ticks of the layer there, and its pointer
     into the columns *issues*. held: scratch space, the streams that the band holds back.
     """
-    largest = fetch.max()
-    fetch, compute, offsets, compute_bound, chosen = borrowed((fetch, compute, offsets, compute_bound, chosen))
-    issues, heads, held = borrowed((issues, heads, held))
+    largest = layers.fetch.max()
+    fetch, compute, offsets = borrowed(layers)
+    compute_bound, chosen, issues, heads, held = borrowed((compute_bound, chosen, issues, heads, held))
     before, peak = issues[0], issues[1]
     position, sizes, busies, _ = heads
     channel = array = fetched = issued_work = n = 0
@@ -129,10 +121,11 @@ def priced(before, peak, pointer, clocks, size, busy, buffer, largest):
 
 
 @loop
-def _weave_two(fetch, compute, offsets, compute_bound, issues, buffer, work, chosen):
+def _weave_two(layers, compute_bound, issues, buffer, work, chosen):
     """The loop of ``weave_greedy`` for two streams, a and b, whose state fits into local variables."""
-    largest = fetch.max()
-    fetch, compute, issues, chosen = borrowed((fetch, compute, issues, chosen))
+    largest = layers.fetch.max()
+    fetch, compute, offsets = borrowed(layers)
+    issues, chosen = borrowed((issues, chosen))
     before, peak = issues[0], issues[1]
     begin_a, begin_b, stop_b = offsets[0], offsets[1], offsets[2]
     at_a, at_b = begin_a, begin_b

@@ -74,10 +74,10 @@ def set_segment_speeds(models, rules, state):
             continue
         speed = share
         if len(losses) and active > 1:
-            kind, lost_share = models.programs[segments[i, k.SEG_PROGRAM], k.KIND], 0.0
+            kind, lost_share = models.programs[segments[i, k.HEAD_PROGRAM], k.KIND], 0.0
             for j in range(clocks[k.RUNNING]):
                 if segments[j, k.SEG_BEGIN] <= now:
-                    lost_share += losses[kind, models.programs[segments[j, k.SEG_PROGRAM], k.KIND]]
+                    lost_share += losses[kind, models.programs[segments[j, k.HEAD_PROGRAM], k.KIND]]
             lost_share -= losses[kind, kind]  # the loop has counted the segment itself
             speed = share * max(rules.least_speed, 1.0 - lost_share)
         speeds[i, k.SPEED] = speed
@@ -114,7 +114,7 @@ def end_segments(models, rules, state, log):
 @called
 def _account(models, state, log, segment):
     """Count and log a segment that was computed."""
-    clocks, layer = state.clocks, segment[k.SEG_LAYER]
+    clocks, layer = state.clocks, segment[k.HEAD_LAYER]
     begin, end = segment[k.SEG_BEGIN], segment[k.SEG_END]
     clocks[k.ISSUES] += 1
     clocks[k.ARRAY] = max(clocks[k.ARRAY], end)
@@ -122,8 +122,8 @@ def _account(models, state, log, segment):
     if clocks[k.LOGGED] < len(log.issues):
         # Stream, query, layer, program; start and end of the fetch, of which a segment has none, and of the compute.
         row = log.issues[clocks[k.LOGGED]]
-        row[0], row[1] = segment[k.SEG_STREAM], segment[k.SEG_QUERY]
-        row[2], row[3] = layer - models.programs[segment[k.SEG_PROGRAM], k.FIRST], segment[k.SEG_PROGRAM]
+        row[0], row[1] = segment[k.HEAD_STREAM], segment[k.HEAD_QUERY]
+        row[2], row[3] = layer - models.programs[segment[k.HEAD_PROGRAM], k.FIRST], segment[k.HEAD_PROGRAM]
         row[4] = row[5] = row[6] = begin
         row[7] = end
         clocks[k.LOGGED] += 1
@@ -150,12 +150,11 @@ def start_segment(models, terms, rules, state, log, stream, place, layer_row):
         hand_over = _next_hand_over(models, rules, clocks)
         ticks, state.speeds[n, k.REST] = max(1, ceil(drawn)), drawn
     state.speeds[n, k.SPEED] = 1.0
+    k.write_head(models, state, stream, place, state.segments, n)
     row = state.segments[n]
-    row[k.SEG_STREAM], row[k.SEG_PLACE], row[k.SEG_LAYER] = stream, place, layer_row
-    row[k.SEG_PROGRAM], row[k.SEG_QUERY] = job[k.PROGRAM], job[k.QUERY]
+    row[k.HEAD_LAYER] = layer_row  # issued already, so no longer the batch's next layer
     row[k.SEG_BEGIN] = clocks[k.CHANNEL] + hand_over
     row[k.SEG_END], row[k.ABORTED] = row[k.SEG_BEGIN] + ticks, 0
-    row[k.SEG_ARRIVAL], row[k.SEG_DUE], row[k.SEG_SIZE] = job[k.OLDEST], job[k.BATCH_DUE], job[k.SIZE]
     clocks[k.RUNNING] = n + 1
     set_segment_speeds(models, rules, state)
 
@@ -189,14 +188,14 @@ def rest_of(models, state, i):
     row, now = state.segments[i], state.clocks[k.CHANNEL]
     if row[k.ABORTED] or not len(models.work):
         return row[k.SEG_END] - now
-    return max(0, row[k.SEG_BEGIN] + models.layers[row[k.SEG_LAYER], k.COMPUTE] - now)
+    return max(0, row[k.SEG_BEGIN] + models.layers[row[k.HEAD_LAYER], k.COMPUTE] - now)
 
 
 @inlined
 def stoppable(models, rules, state, i):
     """Return whether running segment *i* could be stopped half-way."""
     row = state.segments[i]
-    return models.layers[row[k.SEG_LAYER], k.COMPUTE] >= rules.abort_from and not row[k.ABORTED]
+    return models.layers[row[k.HEAD_LAYER], k.COMPUTE] >= rules.abort_from and not row[k.ABORTED]
 
 
 @shared
@@ -205,7 +204,7 @@ def stop_segment(models, rules, state, stream, place):
     clocks, segments = state.clocks, state.segments
     for i in range(clocks[k.RUNNING]):
         row = segments[i]
-        if row[k.SEG_STREAM] == stream and row[k.SEG_PLACE] == place and not row[k.ABORTED]:
+        if row[k.HEAD_STREAM] == stream and row[k.HEAD_PLACE] == place and not row[k.ABORTED]:
             settle(models, state)
             row[k.SEG_END], row[k.ABORTED] = min(row[k.SEG_END], clocks[k.CHANNEL] + rules.abort), 1
             row[k.SEG_BEGIN] = min(row[k.SEG_BEGIN], row[k.SEG_END])

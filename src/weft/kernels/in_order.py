@@ -19,13 +19,7 @@ resumes = inlined(rules.resumes)
 
 
 def order_queries(
-    ticks: Ints,
-    offsets: Ints,
-    factors: Ints,
-    divisor: int,
-    work: int,
-    chosen: Ints,
-    band: KernelBand | None = None,
+    ticks: Ints, offsets: Ints, factors: Ints, divisor: int, work: int, chosen: Ints, band: KernelBand | None = None
 ) -> int:
     """Issue whole queries until *work* ticks are issued or *chosen* is full; return the number of issues.
 

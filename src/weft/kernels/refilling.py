@@ -15,7 +15,7 @@ from weft.kernels import request_state as k
 from weft.kernels import rules as shared
 from weft.kernels.choosing import slack
 from weft.kernels.compiling import called, inlined
-from weft.kernels.request_queues import begin, sort_out_batches, sort_out_waiting
+from weft.kernels.request_queues import begin, rest_from, sort_out_batches, sort_out_waiting
 
 fluid_overhead = inlined(shared.fluid_overhead)
 leaving_cost = inlined(shared.leaving_cost)
@@ -107,9 +107,7 @@ def _is_exit(models, terms, layer):
 @inlined
 def _rest(models, terms, size, layer):
     """Return the estimated ticks from a layer to the end at a batch size."""
-    program = terms[0, k.BASE] + size - 1
-    layer_row = models.programs[program, k.FIRST] + layer
-    return models.layers[layer_row, k.REMAINING] if layer_row < models.programs[program + 1, k.FIRST] else 0
+    return rest_from(models, terms[0, k.BASE] + size - 1, layer)
 
 
 @called

@@ -29,9 +29,8 @@ def replay(
 @loop
 def _replay(fetch, compute, offsets, buffer, position, issues, chosen, in_step, times):
     """The loop of ``replay``, with its parameters. issues: the columns of ``buffer``. position: next layers."""
-    fetch, compute, offsets, position, issues, chosen, times = borrowed(
-        (fetch, compute, offsets, position, issues, chosen, times)
-    )
+    fetch, compute, offsets = borrowed((fetch, compute, offsets))
+    position, issues, chosen, times = borrowed((position, issues, chosen, times))
     before, peak = issues[0], issues[1]
     channel = array = compute_start = fetched = pointer = n = 0
     for stream in chosen:

@@ -14,7 +14,7 @@ import numpy as np
 from weft.kernels import request_state as k
 from weft.kernels.buffer import caught_up, columns, issued, on_chip
 from weft.kernels.choosing import choose, compute_on_chip, row_worth, slack, with_margin
-from weft.kernels.compiling import borrowed, called, inlined, is_kept, loop, shared, uncounted_loop
+from weft.kernels.compiling import borrowed, called, is_kept, loop, shared, uncounted_loop
 from weft.kernels.host_lanes import end_segments, pass_time, rest_of, start_segment, stop_segment, stoppable
 from weft.kernels.refilling import NO_BATCH, Refills, next_refilled
 from weft.kernels.request_queues import (
@@ -105,7 +105,7 @@ def _account(models, terms, rules, state, log, heads, coming):
         end_segments(models, rules, state, log)
         for i in range(clocks[k.UNSEEN]):
             segment = state.unseen[i]
-            stream, place = segment[k.SEG_STREAM], segment[k.SEG_PLACE]
+            stream, place = segment[k.HEAD_STREAM], segment[k.HEAD_PLACE]
             state.jobs[stream, place, k.COMPUTING] = 0
             if segment[k.ABORTED]:
                 state.jobs[stream, place, k.LAYER] -= 1
@@ -157,7 +157,7 @@ def _step(models, terms, rules, state, log, heads, refilling):
         if place == NO_BATCH or clocks[k.GIVEN_UP]:
             return False
     job = state.jobs[stream, place]
-    layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    layer_row = k.next_layer(models, job)
     job[k.LAYER] += 1
     job[k.LAST_ISSUED], clocks[k.STEPS] = clocks[k.STEPS], clocks[k.STEPS] + 1
     state.streams[stream, k.SERVED] += max(models.layers[layer_row, k.FETCH], models.layers[layer_row, k.COMPUTE])
@@ -224,7 +224,8 @@ def _list_heads(models, terms, rules, state, log, heads):
         for place in range(state.streams[s, k.PLACES]):
             job = state.jobs[s, place]
             if job[k.USED] and not job[k.COMPUTING] and (with_late or not job[k.LATE]):
-                count = _list_job(models, state, table, s, place, count)
+                k.write_head(models, state, s, place, table, count)
+                count += 1
                 on_time += 1 - job[k.LATE]
         waiting = state.rings[s, k.WAITING, k.LENGTH]
         ready = waiting > 0 and (waiting >= terms[s, k.MAX_BATCH] or now >= ready_at(models, terms, state, s))
@@ -234,8 +235,10 @@ def _list_heads(models, terms, rules, state, log, heads):
     if on_time == 0 and not with_late:  # the batches in flight are late, and were not listed above
         for s in range(len(terms)):
             for place in range(state.streams[s, k.PLACES]):
-                if state.jobs[s, place, k.USED] and not state.jobs[s, place, k.COMPUTING]:
-                    count = _list_job(models, state, table, s, place, count)
+                job = state.jobs[s, place]
+                if job[k.USED] and not job[k.COMPUTING]:
+                    k.write_head(models, state, s, place, table, count)
+                    count += 1
     if on_time == 0 or rules.late == k.WEAVE:
         for s in range(len(terms)):
             has_place = state.streams[s, k.BATCHES_IN_FLIGHT] < state.jobs.shape[1]
@@ -243,17 +246,6 @@ def _list_heads(models, terms, rules, state, log, heads):
                 count = _list_batch(models, terms, state, state.late, table, s, k.BELATED, count)
     _mark_allowed(models, rules, state, table, count, on_time)
     return count
-
-
-@inlined
-def _list_job(models, state, table, stream, place, count):
-    """Write the next layer of a batch in flight to row *count* of the table; return the new number of heads."""
-    job, row = state.jobs[stream, place], table[count]
-    row[k.HEAD_STREAM], row[k.HEAD_PLACE], row[k.HEAD_PROGRAM] = stream, place, job[k.PROGRAM]
-    row[k.HEAD_QUERY], row[k.HEAD_SIZE] = job[k.QUERY], job[k.SIZE]
-    row[k.HEAD_LAYER] = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
-    row[k.HEAD_ARRIVAL], row[k.HEAD_DUE] = job[k.OLDEST], job[k.BATCH_DUE]
-    return count + 1
 
 
 @called
@@ -339,9 +331,8 @@ def _preempt(models, terms, rules, state, log, heads):
         remaining = rest_of(models, state, i)
         next_end = min(next_end, remaining)
         if stoppable(models, rules, state, i):
-            computed = (
-                models.layers[models.programs[state.segments[i, k.SEG_PROGRAM], k.FIRST], k.REMAINING] - remaining
-            )
+            program = state.segments[i, k.HEAD_PROGRAM]
+            computed = models.layers[models.programs[program, k.FIRST], k.REMAINING] - remaining
             if victim < 0 or computed < lost_ticks:
                 victim, lost_ticks = i, computed
     if victim < 0:
@@ -351,17 +342,7 @@ def _preempt(models, terms, rules, state, log, heads):
         return
     # The segment that would lose least joins the heads; it is stopped only if another head is chosen.
     segment, row = state.segments[victim], heads.table[count]
-    row[k.HEAD_STREAM], row[k.HEAD_PLACE], row[k.HEAD_LAYER] = (
-        segment[k.SEG_STREAM],
-        segment[k.SEG_PLACE],
-        segment[k.SEG_LAYER],
-    )
-    row[k.HEAD_PROGRAM], row[k.HEAD_ARRIVAL], row[k.HEAD_DUE] = (
-        segment[k.SEG_PROGRAM],
-        segment[k.SEG_ARRIVAL],
-        segment[k.SEG_DUE],
-    )
-    row[k.HEAD_SIZE], row[k.HEAD_QUERY] = segment[k.SEG_SIZE], segment[k.SEG_QUERY]
+    k.copy_row(segment[: k.SEG_BEGIN], row)
     row[k.MAY_GO] = 1
     best = choose(models, terms, rules, state, heads, count + 1)
     now, chosen = state.clocks[k.CHANNEL], heads.table[best]
@@ -408,7 +389,6 @@ def _issue(models, rules, state, log, stream, place, layer_row):
     clocks[k.COMPUTED] += busy
     clocks[k.CHANNEL], clocks[k.ARRAY], clocks[k.FETCHED] = end, array, fetched
     clocks[k.ISSUES], clocks[k.POINTER] = n, pointer
-    clocks[k.LAST_STREAM], clocks[k.LAST_QUERY] = stream, job[k.QUERY]
 
 
 # Estimates

@@ -21,49 +21,34 @@ def front(ring, rings, stream, ring_kind):
 
 
 @inlined
-def _wrap(ring, place):
-    """Return a place in a ring, modulo its size; *place* is less than twice that."""
-    return place if place < ring.shape[1] else place - ring.shape[1]
+def _entry(ring, rings, stream, ring_kind, place):
+    """Return the entry at a place of a stream's ring, counted from its first entry."""
+    index = rings[stream, ring_kind, k.HEAD] + place
+    return ring[stream, index if index < ring.shape[1] else index - ring.shape[1]]
 
 
 @called
-def _insert_request(ring, rings, stream, arrival, leaves, number):
-    """Insert a request into the ring of waiting requests, in order of arrivals: mostly at the end.
+def _insert(ring, rings, stream, ring_kind, arrival, leaves, number):
+    """Insert a request into a stream's ring, in order of arrivals: mostly at the end.
 
     leaves: layers after which it leaves. number: its number in order of admission.
     """
-    bounds = rings[stream, k.WAITING]
-    place = bounds[k.LENGTH]
-    while place > 0 and ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1), k.ARRIVAL] > arrival:
-        row = ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1)]
-        k.copy_row(row, ring[stream, _wrap(ring, bounds[k.HEAD] + place)])
+    place = rings[stream, ring_kind, k.LENGTH]
+    while place > 0 and _entry(ring, rings, stream, ring_kind, place - 1)[k.ARRIVAL] > arrival:
+        k.copy_row(_entry(ring, rings, stream, ring_kind, place - 1), _entry(ring, rings, stream, ring_kind, place))
         place -= 1
-    row = ring[stream, _wrap(ring, bounds[k.HEAD] + place)]
+    row = _entry(ring, rings, stream, ring_kind, place)
     row[k.ARRIVAL], row[k.LEAVES], row[k.NUMBER] = arrival, leaves, number
-    bounds[k.LENGTH] += 1
+    rings[stream, ring_kind, k.LENGTH] += 1
 
 
 @inlined
 def _pop_front(ring, rings, stream, ring_kind):
-    """Remove the first entry of a stream's ring."""
-    bounds = rings[stream, ring_kind]
-    bounds[k.HEAD] = _wrap(ring, bounds[k.HEAD] + 1)
+    """Remove the first entry of a stream's ring; return its arrival, and the layers after which it leaves."""
+    bounds, row = rings[stream, ring_kind], front(ring, rings, stream, ring_kind)
+    bounds[k.HEAD] = bounds[k.HEAD] + 1 if bounds[k.HEAD] + 1 < ring.shape[1] else 0
     bounds[k.LENGTH] -= 1
-
-
-@called
-def _schedule_return(terms, state, stream, now):
-    """Schedule the next request of a closed stream's client, whose request has ended at *now*."""
-    think = terms[stream, k.THINK]
-    if think < 0:
-        return
-    ring, bounds, return_tick = state.returning, state.rings[stream, k.RETURNING], now + think
-    place = bounds[k.LENGTH]
-    while place > 0 and ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1)] > return_tick:
-        ring[stream, _wrap(ring, bounds[k.HEAD] + place)] = ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1)]
-        place -= 1
-    ring[stream, _wrap(ring, bounds[k.HEAD] + place)] = return_tick
-    bounds[k.LENGTH] += 1
+    return row[k.ARRIVAL], row[k.LEAVES]
 
 
 # Requests come and are answered
@@ -75,6 +60,13 @@ def _next_unknown(coming, terms, stream):
     known, leaves = coming.known[stream], coming.leaves_known[stream]
     used_up = coming.more[stream] and known[k.HEAD] == known[k.LENGTH]
     return used_up or (terms[stream, k.EXITS] and leaves[k.HEAD] == leaves[k.LENGTH])
+
+
+@inlined
+def _next_return(state, stream):
+    """Return the tick at which the next client of a closed stream sends again; NONE if none will."""
+    waits = state.rings[stream, k.RETURNING, k.LENGTH] > 0
+    return front(state.returning, state.rings, stream, k.RETURNING)[k.ARRIVAL] if waits else k.NONE
 
 
 @called
@@ -89,11 +81,10 @@ def take(models, terms, rules, state, log, heads, coming):
             known[s, k.HEAD] += 1
         if coming.more[s] and known[s, k.HEAD] == known[s, k.LENGTH]:
             return False
-        while state.rings[s, k.RETURNING, k.LENGTH] > 0 and front(state.returning, state.rings, s, k.RETURNING) <= now:
+        while _next_return(state, s) <= now:
             if _next_unknown(coming, terms, s):
                 return False
-            arrival = front(state.returning, state.rings, s, k.RETURNING)
-            _pop_front(state.returning, state.rings, s, k.RETURNING)
+            arrival, _ = _pop_front(state.returning, state.rings, s, k.RETURNING)
             if arrival < rules.end:
                 _admit_or_refuse(models, terms, rules, state, log, heads, coming, s, arrival)
     return True
@@ -106,25 +97,23 @@ def next_arrival(terms, state, coming):
     for s in range(len(terms)):
         if coming.known[s, k.HEAD] < coming.known[s, k.LENGTH]:
             soonest = min(soonest, coming.times[coming.known[s, k.HEAD]])
-        if state.rings[s, k.RETURNING, k.LENGTH] > 0:
-            soonest = min(soonest, front(state.returning, state.rings, s, k.RETURNING))
+        soonest = min(soonest, _next_return(state, s))
     return soonest
 
 
 @called
 def _admit_or_refuse(models, terms, rules, state, log, heads, coming, stream, arrival):
     """Put a request that has arrived into its queue, or refuse it."""
-    clocks, leaves, due = state.clocks, 0, arrival + terms[stream, k.DEADLINE]
+    now, leaves, due = state.clocks[k.CHANNEL], 0, arrival + terms[stream, k.DEADLINE]
     if terms[stream, k.EXITS]:
         leaves = coming.leaves[coming.leaves_known[stream, k.HEAD]]
         coming.leaves_known[stream, k.HEAD] += 1
     accepted = state.rings[stream, k.WAITING, k.LENGTH] < state.queue.shape[1]
-    if rules.strict:
-        accepted = accepted and _can_be_met(models, terms, rules, state, heads, stream, due)
+    if accepted and rules.strict:  # can the deadline be met after all work ahead?
+        alone = rest_from(models, terms[stream, k.BASE], 0)
+        accepted = now + _free_in(models, terms, rules, state, heads.order, due, now) + alone <= due
     if not accepted:  # as if answered at its deadline: a client that sent again at once would be refused for ever
-        record_end(
-            models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clocks[k.CHANNEL], due)
-        )
+        record_end(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(now, due))
         return
     if not _busy(state, stream):  # an idle stream must not claim the service that it did not use (policy fair)
         least_served = k.NONE
@@ -133,8 +122,8 @@ def _admit_or_refuse(models, terms, rules, state, log, heads, coming, stream, ar
                 least_served = min(least_served, state.streams[s, k.SERVED])
         if least_served < k.NONE:
             state.streams[stream, k.SERVED] = max(state.streams[stream, k.SERVED], least_served)
-    _insert_request(state.queue, state.rings, stream, arrival, leaves, clocks[k.ADMITTED])
-    clocks[k.ADMITTED] += 1
+    _insert(state.queue, state.rings, stream, k.WAITING, arrival, leaves, state.clocks[k.ADMITTED])
+    state.clocks[k.ADMITTED] += 1
 
 
 @inlined
@@ -184,38 +173,28 @@ def record_end(models, terms, rules, state, log, stream, arrival, leaves, end, n
         if end < 0 or end > arrival + deadline:
             state.patience[stream] -= 1
             clocks[k.GIVEN_UP] = state.patience[stream] < 0
-    _schedule_return(terms, state, stream, now)
+    if terms[stream, k.THINK] >= 0:
+        _insert(state.returning, state.rings, stream, k.RETURNING, now + terms[stream, k.THINK], 0, 0)
 
 
 # Strict deadlines
 
 
 @called
-def _can_be_met(models, terms, rules, state, heads, stream, due):
-    """Return whether a strict request can meet its deadline *due* after all work ahead; as ``engine.admission``."""
-    now = state.clocks[k.CHANNEL]
-    alone = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
-    return now + _free_in(models, terms, rules, state, heads.order, due, now) + alone <= due
-
-
-@called
 def _free_in(models, terms, rules, state, begun, deadline, now):
     """Return the ticks until a lane would be free for a request with this deadline, after all work ahead of it.
 
+    Twin of ``engine.admission`` where no work yields.
     begun: scratch space, first for the ticks of every batch that has begun, at the end for the ticks of every lane.
     Requests due after *deadline* are not ahead if the policy orders by deadlines, nor are late ones that give way.
     """
     latest = deadline if rules.by_deadline else k.NONE
     earliest = now if rules.late_gives_way else 0
-    clocks, waiting_ticks, count = state.clocks, 0, 0
-    if rules.device == k.NPU:
-        if clocks[k.STEPS]:  # the array has one entry for all issued work
-            begun[0], count = max(0, clocks[k.ARRAY] - now), 1
-    else:
-        for i in range(clocks[k.RUNNING]):
-            begun[i] = rest_of(models, state, i)
-        count = clocks[k.RUNNING]
-    running = count
+    clocks, waiting_ticks = state.clocks, 0
+    # The array of an NPU has one entry for all issued work.
+    running = count = clocks[k.RUNNING] if rules.device == k.HOST else min(1, clocks[k.STEPS])
+    for i in range(running):
+        begun[i] = rest_of(models, state, i) if rules.device == k.HOST else max(0, clocks[k.ARRAY] - now)
     for s in range(len(terms)):
         waiting_ticks += _expected_ticks(
             models, terms, s, _count_between(state, s, earliest - terms[s, k.DEADLINE], latest - terms[s, k.DEADLINE])
@@ -233,31 +212,33 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
             slot = -1  # the entry of the lane that already runs this batch
             for i in range(running):
                 if rules.device == k.NPU:
-                    same_batch = clocks[k.LAST_STREAM] == s and clocks[k.LAST_QUERY] == job[k.QUERY]
+                    same_batch = job[k.LAST_ISSUED] == clocks[k.STEPS] - 1
                 else:
-                    same_batch = state.segments[i, k.SEG_STREAM] == s and state.segments[i, k.SEG_QUERY] == job[k.QUERY]
+                    same_batch = (
+                        state.segments[i, k.HEAD_STREAM] == s and state.segments[i, k.HEAD_QUERY] == job[k.QUERY]
+                    )
                 if same_batch:
                     slot = i
             if slot < 0:
                 slot, count = count, count + 1
                 begun[slot] = 0
-            begun[slot] += rest_of_batch(models, job)
+            begun[slot] += rest_from(models, job[k.PROGRAM], job[k.LAYER])
     return _free_time(rules, begun, count, waiting_ticks)
 
 
 @inlined
-def rest_of_batch(models, job):
-    """Return the expected ticks of the layers of a batch that were not issued."""
-    layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
-    return models.layers[layer_row, k.REMAINING] if layer_row < models.programs[job[k.PROGRAM] + 1, k.FIRST] else 0
+def rest_from(models, program, layer):
+    """Return the expected ticks from a layer of a program to its end; 0 behind the last layer."""
+    layer_row = models.programs[program, k.FIRST] + layer
+    return models.layers[layer_row, k.REMAINING] if layer_row < models.programs[program + 1, k.FIRST] else 0
 
 
 @inlined
 def _count_between(state, stream, earliest, latest):
     """Return the number of waiting requests of a stream that arrived from *earliest* to *latest*."""
-    ring, bounds, count = state.queue, state.rings[stream, k.WAITING], 0
-    for i in range(bounds[k.LENGTH]):
-        count += earliest <= ring[stream, _wrap(ring, bounds[k.HEAD] + i), k.ARRIVAL] <= latest
+    count = 0
+    for i in range(state.rings[stream, k.WAITING, k.LENGTH]):
+        count += earliest <= _entry(state.queue, state.rings, stream, k.WAITING, i)[k.ARRIVAL] <= latest
     return count
 
 
@@ -331,9 +312,7 @@ def first_strict(terms, state):
 @shared
 def drop_front(models, terms, rules, state, log, stream, now):
     """Drop the first waiting request of a stream."""
-    row = front(state.queue, state.rings, stream, k.WAITING)
-    arrival, leaves = row[k.ARRIVAL], row[k.LEAVES]
-    _pop_front(state.queue, state.rings, stream, k.WAITING)
+    arrival, leaves = _pop_front(state.queue, state.rings, stream, k.WAITING)
     record_end(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_DROPPED, now)
 
 
@@ -373,23 +352,17 @@ def sort_out_waiting(models, terms, rules, state, log, stream, clock):
     # Requests of a stream have the same time to the deadline, so arrivals are compared instead of deadlines.
     earliest_arrival = clock + remaining * rules.foresight // 100 - deadline
     while rings[stream, k.WAITING, k.LENGTH] > 0:
-        row = front(state.queue, rings, stream, k.WAITING)
-        arrival, leaves = row[k.ARRIVAL], row[k.LEAVES]
-        if arrival >= earliest_arrival:
+        if front(state.queue, rings, stream, k.WAITING)[k.ARRIVAL] >= earliest_arrival:
             return
         if rules.strict:
             drop_front(models, terms, rules, state, log, stream, clock)
             continue
-        _pop_front(state.queue, rings, stream, k.WAITING)
-        bounds = rings[stream, k.BELATED_RING]
-        if bounds[k.LENGTH] < state.late.shape[1]:
-            belated = state.late[stream, _wrap(state.late, bounds[k.HEAD] + bounds[k.LENGTH])]
-            belated[k.ARRIVAL], belated[k.LEAVES] = arrival, leaves
-            bounds[k.LENGTH] += 1
+        arrival, leaves = _pop_front(state.queue, rings, stream, k.WAITING)
+        if rings[stream, k.BELATED_RING, k.LENGTH] < state.late.shape[1]:
+            _insert(state.late, rings, stream, k.BELATED_RING, arrival, leaves, 0)
         else:
-            record_end(
-                models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clock, arrival + deadline)
-            )
+            refused_at = max(clock, arrival + deadline)
+            record_end(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, refused_at)
 
 
 @called
@@ -409,9 +382,8 @@ def sort_out_batches(models, terms, rules, state, log, stream, clock):
             continue
         if job[k.LATE] and not rules.refills:
             continue
-        layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
         # Deadlines before this are missed.
-        expected_end = clock + models.layers[layer_row, k.REMAINING] * rules.foresight // 100
+        expected_end = clock + models.layers[k.next_layer(models, job), k.REMAINING] * rules.foresight // 100
         if not rules.refills:
             if expected_end <= job[k.BATCH_DUE] and job[k.SIZE] == 1:
                 continue
@@ -518,11 +490,10 @@ def _free_place(state, stream, place):
 def advance(models, terms, rules, state, log, stream, place, end):
     """Account for a layer computed at *end*: end the batch, answer requests that leave at an exit, or merge batches."""
     job = state.jobs[stream, place]
-    layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    layer_row = k.next_layer(models, job)
     done = layer_row == models.programs[job[k.PROGRAM] + 1, k.FIRST]
-    stays = not (done or models.layers[layer_row - 1, k.EXIT]) or _answer_done(
-        models, terms, rules, state, log, stream, place, end, done
-    )
+    nobody_leaves = not (done or models.layers[layer_row - 1, k.EXIT])
+    stays = nobody_leaves or _answer_done(models, terms, rules, state, log, stream, place, end, done)
     if stays and rules.refills:
         _merge(terms, state, stream, place)
 
@@ -540,25 +511,18 @@ def _answer_done(models, terms, rules, state, log, stream, place, end, done):
             due = members[i, k.ARRIVAL] + terms[stream, k.DEADLINE]
             if not members[i, k.GONE] and due < end:
                 drop_member(models, terms, rules, state, log, stream, place, i, due)
-    first_arrival = members[0, k.ARRIVAL]
     for i in range(size):
-        if not members[i, k.GONE] and not done and members[i, k.LEAVES] > job[k.LAYER]:
-            staying += 1
-    if done and not state.clocks[k.GIVEN_UP]:  # before any answer, which may give the run up
-        state.counts[stream, k.BATCHES] += first_arrival >= rules.warm
-    if done:
+        staying += not members[i, k.GONE] and not done and members[i, k.LEAVES] > job[k.LAYER]
+    if staying == 0:
+        if not state.clocks[k.GIVEN_UP]:  # before any answer, which may give the run up
+            state.counts[stream, k.BATCHES] += members[0, k.ARRIVAL] >= rules.warm
         _free_place(state, stream, place)
     for i in range(size):
         if not members[i, k.GONE] and (done or members[i, k.LEAVES] <= job[k.LAYER]):
             leaves = members[i, k.LEAVES] if done else job[k.LAYER]
             members[i, k.GONE] = 1
             record_end(models, terms, rules, state, log, stream, members[i, k.ARRIVAL], leaves, end, end)
-    if done:
-        return False
     if staying == 0:
-        if not state.clocks[k.GIVEN_UP]:
-            state.counts[stream, k.BATCHES] += first_arrival >= rules.warm
-        _free_place(state, stream, place)
         return False
     next_row = 0
     for i in range(size):

@@ -34,10 +34,9 @@ STEPS: layers issued; COMPUTED: ticks computed; LOGGED, ANSWERED: rows written t
 WAS_BUSY, SETTLED, RUNNING, UNSEEN, NEXT_HAND_OVER = range(9, 14)
 """Further places, for hosts: whether the engine was busy, the tick up to which work is subtracted, the numbers of
 segments that run and that have ended unseen by the engine, and the next of the measured hand-over times."""
-FIRST_DUE, ADMITTED, GIVEN_UP, LAST_STREAM, LAST_QUERY = range(14, 19)
-"""Further places: the first strict deadline, the number of admitted requests, whether the run is given up, and the
-stream and query of the layer that an NPU was given last."""
-CLOCKS = 19
+FIRST_DUE, ADMITTED, GIVEN_UP = range(14, 17)
+"""Further places: the first strict deadline, the number of admitted requests, and whether the run is given up."""
+CLOCKS = 17
 """The number of places in ``LoopState.clocks``."""
 HEAD, LENGTH = range(2)
 """Columns of ``LoopState.rings``: the place where a ring begins, and the number of its entries."""
@@ -71,10 +70,8 @@ ON_CHIP, MAY_GO, NEED, REACHABLE, YIELDS = range(8, 13)
 ticks with the margin, the deadline or an extended one that can be met, and whether the head gives way."""
 HEADS = 13
 """The number of columns of ``LoopHeads.table``."""
-SEG_STREAM, SEG_PLACE, SEG_LAYER, SEG_PROGRAM, SEG_QUERY, SEG_BEGIN, SEG_END = range(7)
-"""Columns of a segment on a lane. SEG_PLACE: place of its job; SEG_LAYER: row of ``Models.layers``."""
-ABORTED, SEG_ARRIVAL, SEG_DUE, SEG_SIZE = range(7, 11)
-"""Further columns: whether the segment was stopped, and first arrival, deadline and size of its batch."""
+SEG_BEGIN, SEG_END, ABORTED = range(8, 11)
+"""Columns of a segment on a lane, behind HEAD_STREAM to HEAD_QUERY of the layer; ABORTED: whether it was stopped."""
 SEGMENT = 11
 """The number of columns of a segment."""
 REST, SPEED = range(2)
@@ -110,7 +107,7 @@ class Models(NamedTuple):
 
 
 class LoopRules(NamedTuple):
-    """The constants of the policy and of the run."""
+    """The constants of the policy and of the run; the defaults are for a run without such a device or workload."""
 
     device: int
     """NPU or HOST."""
@@ -137,26 +134,26 @@ class LoopRules(NamedTuple):
     patience: int
     """Waiting time in lengths of the request. priority: for one class higher; punctual: after which a late request no
     longer gives way."""
-    buffer: int
+    buffer: int = 0
     """Weight buffer of an NPU in ticks."""
-    largest: int
+    largest: int = 0
     """Ticks of the longest fetch of all layers."""
-    lanes: int
-    cores: int
+    lanes: int = 1
+    cores: int = 0
     """The number of lanes that can run at full speed at the same time; 0: all."""
-    least_speed: float
+    least_speed: float = 0.0
     """Lowest speed of a lane beside others, as a part of its share of the cores."""
-    abort_from: int
+    abort_from: int = NONE
     """Segments of at least this number of expected ticks may be stopped; NONE: no segment."""
-    abort: int
+    abort: int = 0
     """Ticks that stopping takes."""
-    step: int
+    step: int = 0
     """Ticks that the engine takes to start a segment."""
-    hand_overs: int
+    hand_overs: int = 0
     """The number of measured hand-over times."""
-    warm: int
+    warm: int = 0
     """Requests that arrive before this tick are served but not counted."""
-    end: int
+    end: int = 0
     """Closed streams send nothing from this tick on."""
 
 
@@ -164,7 +161,7 @@ class LoopState(NamedTuple):
     """Everything that changes during a run."""
 
     clocks: Ints
-    """(CLOCKS): CHANNEL to LAST_QUERY."""
+    """(CLOCKS): CHANNEL to GIVEN_UP."""
     before: Ints
     peak: Ints
     """The columns P and PM of ``buffer``, for an NPU."""
@@ -173,7 +170,7 @@ class LoopState(NamedTuple):
     late: Ints
     """The same of late waiting requests."""
     returning: Ints
-    """(streams, clients): the ticks at which clients send again, for each stream a ring in order of ticks."""
+    """(streams, clients, 3): the same of the requests that clients will send, with the tick as their arrival."""
     rings: Ints
     """(streams, 3, 2): HEAD and LENGTH of the rings WAITING, BELATED_RING and RETURNING."""
     streams: Ints
@@ -238,6 +235,22 @@ def copy_row(row, target):
     """Copy a row; assigning one array to another would allocate."""
     for column in range(len(row)):
         target[column] = row[column]
+
+
+@inlined
+def next_layer(models, job):
+    """Return the row of ``Models.layers`` of the next layer of a batch; behind its program if all were issued."""
+    return models.programs[job[PROGRAM], FIRST] + job[LAYER]
+
+
+@inlined
+def write_head(models, state, stream, place, table, i):
+    """Write the next layer of a batch in flight into row *i* of a table, HEAD_STREAM to HEAD_QUERY."""
+    job, row = state.jobs[stream, place], table[i]
+    row[HEAD_STREAM], row[HEAD_PLACE], row[HEAD_PROGRAM] = stream, place, job[PROGRAM]
+    row[HEAD_QUERY], row[HEAD_SIZE] = job[QUERY], job[SIZE]
+    row[HEAD_LAYER] = next_layer(models, job)
+    row[HEAD_ARRIVAL], row[HEAD_DUE] = job[OLDEST], job[BATCH_DUE]
 
 
 @loop

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.base.errors import InputError
 from weft.devices import Host, Npu, load_device, load_npu
@@ -19,8 +20,8 @@ from weft.engine.lateness import check_late
 from weft.engine.policies import ON_SHARES, POLICIES, Option, check_policy
 from weft.models.layer import Model
 from weft.models.sources import load_model
-from weft.reports.pictures import require_matplotlib
-from weft.reports.tables import ResultTable, as_html
+from weft.reports.pictures import Shown
+from weft.reports.tables import ResultTable
 from weft.simulation.report import Report
 from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, Device, prepare, simulate_requests
@@ -29,9 +30,6 @@ from weft.simulation.saturated import Run, simulate
 from weft.simulation.sweep import sweep_aimt
 from weft.workloads import Saturated
 from weft.workloads.requests import Workload, read_workload
-
-if TYPE_CHECKING:
-    from weft.reports.pictures import Figure
 
 DEFAULT_NPU = "tpuv3-like"
 ALL = "all"
@@ -43,7 +41,7 @@ AnyModel = str | os.PathLike[str] | Model | Profile
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison:
+class Comparison(Shown):
     """Saturated streams of the same models under several policies."""
 
     title: str
@@ -81,20 +79,9 @@ class Comparison:
         """Return the policies side by side, as ``weft compare`` prints them."""
         return comparison_table(self.title, self.reports, self.in_pieces)
 
-    def _repr_html_(self) -> str:
-        table = self.table()
-        return as_html(table._replace(notes=(*table.notes, *self.remarks)))
-
-    def plot(self) -> Figure:
-        """Draw the throughput by policy, and the bound that no policy can exceed."""
-        require_matplotlib()
-        from weft.simulation.run_shown import comparison_figure
-
-        return comparison_figure(self.title, self.reports)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RequestComparison:
+class RequestComparison(Shown):
     """The same requests under several policies, on a machine that was measured."""
 
     title: str
@@ -118,16 +105,6 @@ class RequestComparison:
     def table(self) -> ResultTable:
         """Return the policies side by side, as ``weft compare --workload`` prints them."""
         return request_comparison_table(self.title, self.reports)
-
-    def _repr_html_(self) -> str:
-        return as_html(self.table())
-
-    def plot(self) -> Figure:
-        """Draw the share of deadlines that each stream missed under each policy."""
-        require_matplotlib()
-        from weft.simulation.run_shown import request_comparison_figure
-
-        return request_comparison_figure(self.title, self.reports)
 
 
 def compare(
@@ -153,8 +130,14 @@ def compare(
     names = _saturated_names(policies, sweep)
     npu = load_npu(device) if isinstance(device, str) else device
     profiles = [_profile(model, npu, batch, cost) for model in models]
-    advance = _ProgressCounter(on_progress, 2 * len(names) + sweep)  # policies may run again, in pieces
+    finished = count(1)
     options: dict[str, dict[str, Option]] = {}
+
+    def advance(stage: str) -> None:
+        """Report a finished run, out of as many as there may be: policies may run again, in pieces."""
+        if on_progress:
+            on_progress(stage, next(finished), 2 * len(names) + sweep)
+
     if sweep:
         advance("sweeping aimt")
         options["aimt"] = dict(sweep_aimt([profiles], npu).options)
@@ -314,16 +297,3 @@ def _profile(model: AnyModel, npu: Npu, batch: int, cost: str) -> Profile:
         return model
     network = model if isinstance(model, Model) else load_model(os.fspath(model))
     return estimate(network, npu, batch=batch, cost=cost)
-
-
-class _ProgressCounter:
-    """Counts the finished runs for the progress callback."""
-
-    def __init__(self, on_progress: OnProgress | None, total: int) -> None:
-        self._on_progress, self._done, self._total = on_progress, 0, total
-
-    def __call__(self, stage: str) -> None:
-        """Count a finished run, and report it; *stage*: the current activity."""
-        self._done += 1
-        if self._on_progress:
-            self._on_progress(stage, self._done, self._total)

@@ -26,15 +26,15 @@ ANTT = "Average normalised turnaround time: the mean of the streams' slowdowns"
 SLOWDOWN = "A query's mean latency over its time when its model has the device to itself"
 NONE = "\N{EN DASH}"
 """Shown for an unknown figure."""
+COMPUTING = "Share of the time in which something is computed"
+FETCHING = "Share of the time in which weights are fetched"
 MISSED = "Share of the requests that were late, dropped or refused"
+NOT_SLOWER = "99 of 100 requests took no longer"
+LOAD = "Share of the lanes' time in which they compute"
 
 
 def write_comparison_page(
-    path: Path | str,
-    runs: Sequence[tuple[Report, Trace]],
-    *,
-    title: str,
-    in_pieces: Sequence[Report] = (),
+    path: Path | str, runs: Sequence[tuple[Report, Trace]], *, title: str, in_pieces: Sequence[Report] = ()
 ) -> None:
     """Write the page that compares policies on the same saturated streams.
 
@@ -87,40 +87,25 @@ def _page(
 
 
 def _saturated_table(reports: Sequence[Report], in_pieces: Sequence[Report]) -> dict[str, Any]:
-    """Return the table of the page; its heads are (title, kind, explanation). in_pieces: the same runs in pieces."""
-    heads = [
-        ("Policy", "text", ""),
-        ("STP", "", STP),
-        ("Of the bound", "", "Share of the STP that no schedule can exceed"),
-        ("ANTT", "", ANTT),
-        ("Worst slowdown", "", "The slowest query over its time alone"),
-        ("PE array busy", "", "Share of the time in which something is computed"),
-        ("DRAM busy", "", "Share of the time in which weights are fetched"),
-        ("Queries", "", "Completed, by stream"),
+    """Return the table of the page; *in_pieces*: the same runs in pieces."""
+    columns = [
+        ("STP", STP, [_number(report.stp) for report in reports]),
+        (
+            "Of the bound",
+            "Share of the STP that no schedule can exceed",
+            [_percent(r.fraction_of_bound) for r in reports],
+        ),
+        ("ANTT", ANTT, [_number(report.antt, 2) for report in reports]),
+        ("Worst slowdown", "The slowest query over its time alone", [_number(r.max_slowdown, 2) for r in reports]),
+        ("PE array busy", COMPUTING, [_percent(report.pe_utilisation) for report in reports]),
+        ("DRAM busy", FETCHING, [_percent(report.dram_utilisation) for report in reports]),
+        ("Queries", "Completed, by stream", [" / ".join(str(s.queries) for s in report.streams) for report in reports]),
     ]
-    rows = [_saturated_row(report) for report in reports]
     if in_pieces:
-        pieces = in_pieces[0].pieces
-        heads.insert(
-            2, (f"STP in 1/{pieces}", "", f"With every layer in pieces of at most 1/{pieces} of the weight buffer")
-        )
-        for row, other in zip(rows, in_pieces, strict=True):
-            row.insert(2, _number(other.stp))  # behind the STP
-    return {"heads": heads, "rows": rows}
-
-
-def _saturated_row(report: Report) -> list[str]:
-    """Return the cells of a policy, in the order of the heads of ``_saturated_table``."""
-    return [
-        report.policy,
-        _number(report.stp),
-        _percent(report.fraction_of_bound),
-        _number(report.antt, 2),
-        _number(report.max_slowdown, 2),
-        _percent(report.pe_utilisation),
-        _percent(report.dram_utilisation),
-        " / ".join(str(stream.queries) for stream in report.streams),
-    ]
+        size = f"1/{in_pieces[0].pieces}"
+        meaning = f"With every layer in pieces of at most {size} of the weight buffer"
+        columns.insert(1, (f"STP in {size}", meaning, [_number(report.stp) for report in in_pieces]))
+    return _table(reports, columns)
 
 
 def _remarks(report: Report) -> list[str]:
@@ -133,12 +118,7 @@ def _saturated_charts(reports: Sequence[Report]) -> list[dict[str, Any]]:
     """Return the bar charts; -1 instead of a model stands for all models together."""
     return [
         _chart("STP", STP, "number", [[(-1, report.stp)] for report in reports], limit=reports[0].bound_stp),
-        _chart(
-            "Slowdown by model",
-            SLOWDOWN,
-            "times",
-            _by_model(reports, [[stream.slowdown for stream in report.streams] for report in reports]),
-        ),
+        _chart("Slowdown by model", SLOWDOWN, "times", _by_model(reports, lambda stream: stream.slowdown)),
         _chart("PE array busy", "", "share", [[(-1, report.pe_utilisation)] for report in reports], limit=1.0),
         _chart("DRAM busy", "", "share", [[(-1, report.dram_utilisation)] for report in reports], limit=1.0),
     ]
@@ -158,58 +138,54 @@ def _trace(report: Report, trace: Trace) -> dict[str, Any]:
 
 
 def _request_table(reports: Sequence[RequestReport]) -> dict[str, Any]:
-    """Return the table of the page; its heads are (title, kind, explanation)."""
-    streams = reports[0].streams
-    heads = [
-        ("Policy", "text", ""),
-        ("Missed", "", MISSED),
-        *((f"{stream.model} missed", "", MISSED) for stream in streams),
-        *((f"{stream.model} p99", "", "99 of 100 requests took no longer") for stream in streams),
-        ("Load", "", "Share of the lanes' time in which they compute"),
-    ]
-    rows = [
+    """Return the table of the page."""
+    streams = list(zip(*(report.streams for report in reports), strict=True))  # each under every policy
+    return _table(
+        reports,
         [
-            report.policy,
-            _percent(report.violation_rate),
-            *(_percent(stream.violation_rate) for stream in report.streams),
-            *(_milliseconds(stream) for stream in report.streams),
-            _percent(report.load),
-        ]
-        for report in reports
-    ]
-    return {"heads": heads, "rows": rows}
+            ("Missed", MISSED, [_percent(report.violation_rate) for report in reports]),
+            *((f"{runs[0].model} missed", MISSED, [_percent(run.violation_rate) for run in runs]) for runs in streams),
+            *((f"{runs[0].model} p99", NOT_SLOWER, [_milliseconds(run) for run in runs]) for runs in streams),
+            ("Load", LOAD, [_percent(report.load) for report in reports]),
+        ],
+    )
 
 
 def _request_charts(reports: Sequence[RequestReport]) -> list[dict[str, Any]]:
     """Return the bar charts; -1 instead of a model stands for all models together."""
-
-    def points(value: Callable[[RequestStream], float | None]) -> list[list[tuple[int, float | None]]]:
-        return _by_model(reports, [[value(stream) for stream in report.streams] for report in reports])
-
     load = [[(-1, report.load)] for report in reports]
     return [
-        _chart("Missed by model", MISSED, "share", points(lambda stream: stream.violation_rate)),
+        _chart("Missed by model", MISSED, "share", _by_model(reports, lambda stream: stream.violation_rate)),
         _chart(
             "p99 of the deadline, by model",
             "Latency that 99 of 100 requests do not exceed, as a share of their deadline",
             "share",
-            points(lambda stream: None if stream.p99_s is None else stream.p99_s / stream.deadline_s),
+            _by_model(reports, lambda stream: None if stream.p99_s is None else stream.p99_s / stream.deadline_s),
             limit=1.0,
         ),
-        _chart("Load", "Share of the lanes' time in which they compute", "share", load, limit=1.0),
+        _chart("Load", LOAD, "share", load, limit=1.0),
     ]
 
 
 # Both kinds of pages
 
 
+def _table(
+    reports: Sequence[Report] | Sequence[RequestReport], columns: Sequence[tuple[str, str, list[str]]]
+) -> dict[str, Any]:
+    """Return a table of the page; a column has a title, an explanation, and a cell for each policy."""
+    heads = [("Policy", "text", ""), *((title, "", meaning) for title, meaning, _ in columns)]
+    rows = zip((report.policy for report in reports), *(cells for _, _, cells in columns), strict=True)
+    return {"heads": heads, "rows": [list(row) for row in rows]}
+
+
 def _by_model(
-    reports: Sequence[Report] | Sequence[RequestReport], values: Sequence[Sequence[float | None]]
+    reports: Sequence[Report] | Sequence[RequestReport], value: Callable[[Any], float | None]
 ) -> list[list[tuple[int, float | None]]]:
-    """Return the bars of a chart by model: for each policy, pairs of a model's index and the value of a stream."""
+    """Return the bars of a chart by model: for each policy, pairs of a model's index and the *value* of a stream."""
     models = list(dict.fromkeys(stream.model for stream in reports[0].streams))
     places = [models.index(stream.model) for stream in reports[0].streams]
-    return [list(zip(places, row, strict=True)) for row in values]
+    return [list(zip(places, map(value, report.streams), strict=True)) for report in reports]
 
 
 def _chart(

@@ -22,18 +22,12 @@ def draw_designs(exploration: Exploration, path: str | Path) -> None:
     figure = Figure(figsize=(14.5, 4.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     _draw_map(figure, left, exploration)
-    _draw_front(
-        middle, exploration.latency_s * 1e3, exploration.throughput, exploration.latency_front, exploration.best
-    )
+    latency_ms, rate, front = exploration.latency_s * 1e3, exploration.throughput, exploration.latency_front
+    _draw_front(middle, latency_ms, rate, front, exploration.best)
     middle.set(xlabel="latency of one sample alone, ms", ylabel=f"samples/s at batch {exploration.max_batch}")
-    front_ms, front_rate = (
-        exploration.latency_s[exploration.latency_front] * 1e3,
-        exploration.throughput[exploration.latency_front],
-    )
     # most designs are many times worse and would press the front into a corner
-    middle.set(
-        xlim=(0.95 * front_ms.min(), 1.25 * front_ms.max()), ylim=(0.8 * front_rate.min(), 1.05 * front_rate.max())
-    )
+    middle.set_xlim(0.95 * latency_ms[front].min(), 1.25 * latency_ms[front].max())
+    middle.set_ylim(0.8 * rate[front].min(), 1.05 * rate[front].max())
     middle.set_title("alone or in batches, near the front")
     _draw_front(right, exploration.dsps, exploration.scores, exploration.size_front, exploration.best)
     right.set(xlabel="DSPs (T_P x T_C)", ylabel="score, GOP/s over the batch sizes", title="size")

@@ -8,21 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.base.errors import DeviceError, InputError, WorkloadError
 from weft.devices import Host, TiledNpu, load_device
 from weft.engine.lateness import check_late
 from weft.engine.policies import POLICIES, check_policy
-from weft.reports.pictures import require_matplotlib
-from weft.reports.tables import ResultTable, TableRow, as_html, number
+from weft.reports.pictures import Shown
+from weft.reports.tables import ResultTable, TableRow, number
 from weft.simulation.comparison import host_settings, request_names
 from weft.simulation.requests import ONLINE, Device, prepare
 from weft.simulation.sustain import Question, Sustained, sustain_all
 from weft.workloads.requests import Workload, parse_workload, read_workload
-
-if TYPE_CHECKING:
-    from weft.reports.pictures import Figure
 
 ALL = "all"
 """Instead of policy names: every policy that serves requests and can be searched with on the device."""
@@ -41,7 +38,7 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SustainedLoads:
+class SustainedLoads(Shown):
     """The largest load of each policy at each ratio."""
 
     device: str
@@ -76,21 +73,15 @@ class SustainedLoads:
     def as_dict(self) -> dict[str, Any]:
         """Return the content of the JSON file (docs/formats.md)."""
         pairs = zip(self.questions, self.answers, strict=True)
-        return {"format": 1, "device": self.device, "answers": [_as_dict(*pair) for pair in pairs]}
+        answers = [
+            {**answer.as_dict(), "rates": [rate * answer.factor if rate else None for rate in question.workload.rates]}
+            for question, answer in pairs
+        ]
+        return {"format": 1, "device": self.device, "answers": answers}
 
     def table(self) -> ResultTable:
         """Return the loads as ``weft sustain`` prints them."""
         return _table(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(self.table())
-
-    def plot(self) -> Figure:
-        """Draw the throughput at the largest load, by policy and ratio."""
-        require_matplotlib()
-        from weft.simulation.run_shown import loads_figure
-
-        return loads_figure(self.labels, self.policies, [answer.stp for answer in self.answers])
 
 
 def sustain(
@@ -161,11 +152,6 @@ def _with_ratio(base: Workload, ratio: Ratio) -> Workload:
     if base.total_rate is None:
         raise WorkloadError("ratios divide the workload's total_rate, which it does not have")
     return parse_workload(base.model_dump(exclude_unset=True) | {"ratio": ratio}, "ratios")
-
-
-def _as_dict(question: Question, answer: Sustained) -> dict[str, Any]:
-    rates = [rate * answer.factor if rate else None for rate in question.workload.rates]
-    return {**answer.as_dict(), "rates": rates}
 
 
 def _table(loads: SustainedLoads) -> ResultTable:

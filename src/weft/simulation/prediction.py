@@ -26,12 +26,12 @@ from weft.base.jsonfile import first_problem, read_json
 from weft.devices.costs.program import Program
 from weft.devices.host import GpuCuts, like_at
 from weft.devices.shares import GpuLikeness, Shares
-from weft.engine import Arrivals, Completion, SimulatedHost, request_engine
+from weft.engine import Arrivals, SimulatedHost, request_engine
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.engine.policies import Option, Setting, make_request_policy, policy_called
 from weft.engine.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.engine.simulated_host import Crowd, DrawnWork
-from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
+from weft.engine.tickets import Terms, Ticket, WaitingLine
 from weft.load.payload import served_name
 from weft.load.report import observed_quantiles
 from weft.workloads.exits import check_rates
@@ -45,10 +45,14 @@ TICKS_PER_S = 1_000_000_000
 Time = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
-class _MeasuredModel(BaseModel):
-    """One model as the server measured it."""
+class _Part(BaseModel):
+    """A part of a result of the load generator (docs/formats.md); other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _MeasuredModel(_Part):
+    """One model as the server measured it."""
 
     segments: Annotated[list[str], Field(min_length=1)]
     times_s: dict[int, list[Time]]
@@ -81,9 +85,7 @@ class _MeasuredModel(BaseModel):
         return [*self.exits, len(self.segments)]
 
 
-class _Profile(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
+class _Profile(_Part):
     policy: str
     policy_options: dict[str, Option] = {}
     late: Literal["weave", "keep", "demote"] = "weave"
@@ -96,9 +98,7 @@ class _Profile(BaseModel):
     models: dict[str, _MeasuredModel]
 
 
-class _Stream(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
+class _Stream(_Part):
     model: str
     deadline_s: Time | None = None
     overhead_s: Time | None = None
@@ -111,21 +111,15 @@ class _Stream(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> _Stream:
-        lists = {
-            key: column
-            for key in ("lag_s", "latency_s", "status", "exit")
-            if (column := getattr(self, key)) is not None
-        }
-        for key, column in lists.items():
-            if len(column) != len(self.scheduled_s):
+        for key in ("lag_s", "latency_s", "status", "exit"):
+            column = getattr(self, key)
+            if column is not None and len(column) != len(self.scheduled_s):
                 raise ValueError(f"{key} has {len(column)} values for {len(self.scheduled_s)} requests")
         return self
 
 
-class _BenchFile(BaseModel):
+class _BenchFile(_Part):
     """The parts of a load generator's result that are needed here (docs/formats.md)."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     format: Literal[1]
     deadlines: Literal["strict", "soft", "none"]
@@ -191,9 +185,8 @@ def predict(path: str | Path, policy: str | None = None, options: Mapping[str, O
         model = profile.models.get(served_name(stream.model))
         if model is None:
             raise InputError(f"{path}: the server had no measured segments of {stream.model}")
-        if (last_exit := max([exit_number for exit_number in stream.exit or () if exit_number], default=1)) > len(
-            model.ends
-        ):
+        last_exit = max((exit_number or 1 for exit_number in stream.exit or ()), default=1)
+        if last_exit > len(model.ends):
             raise InputError(
                 f"{path}: a request of {stream.model} left at exit {last_exit}, the model has {len(model.ends)}"
             )
@@ -254,22 +247,9 @@ class _Clients(Arrivals):
                 self._senders[ticket], ticket.stream = ticket.stream, queue
             yield ticket
 
-    def served(self, batch: Batch, completion: Completion) -> None:
-        for ticket in batch.members:
-            self._give_back(ticket)
-        super().served(batch, completion)
-
-    def dropped(self, ticket: Ticket, now: int) -> None:
-        self._give_back(ticket)
-        super().dropped(ticket, now)
-
-    def refused(self, ticket: Ticket, now: int) -> None:
-        self._give_back(ticket)
-        super().refused(ticket, now)
-
-    def _give_back(self, ticket: Ticket) -> None:
-        """Set the stream of a request back to the stream that sent it."""
-        ticket.stream = self._senders.pop(ticket, ticket.stream)
+    def _answer(self, ticket: Ticket, end: int, now: int) -> None:
+        ticket.stream = self._senders.pop(ticket, ticket.stream)  # back to the stream that sent it
+        super()._answer(ticket, end, now)
 
 
 def _shared_queues(bench: _BenchFile, profile: _Profile) -> list[int]:
@@ -288,7 +268,7 @@ def _simulate_ends(bench: _BenchFile, profile: _Profile, policy: str, options: d
     times, leaves, lines = [], [], []
     for index, stream in enumerate(bench.streams):
         model = profile.models[served_name(stream.model)]
-        terms.append(_terms(bench, index, model, len(programs)))
+        terms.append(_terms(bench, profile, index, model, len(programs)))
         lines.append(WaitingLine(model.queue_size))
         sizes = range(1, model.max_batch + 1)
         programs += [_program(stream.model, model, batch, profile.hand_over_s) for batch in sizes]
@@ -370,25 +350,19 @@ def _sent_ticks(stream: _Stream) -> Ints:
     return np.rint(sent_s * TICKS_PER_S).astype(np.int64)
 
 
-def _terms(bench: _BenchFile, index: int, model: _MeasuredModel, first_program: int) -> Terms:
+def _terms(bench: _BenchFile, profile: _Profile, index: int, model: _MeasuredModel, first_program: int) -> Terms:
     """Return the terms of stream number *index*. first_program: the number of its program at batch 1."""
-    streams = bench.workload.get("stream")
+    streams, deadline_s = bench.workload.get("stream"), bench.streams[index].deadline_s
+    if deadline_s is None or bench.deadlines == "none":
+        deadline_s = profile.default_slo_ms / 1e3
     priority = streams[index].get("priority", 1) if isinstance(streams, list | tuple) else 1
     return Terms(
         programs=first_program,
-        deadline=round(_deadline_s(bench, index) * TICKS_PER_S),
+        deadline=round(deadline_s * TICKS_PER_S),
         max_batch=model.max_batch,
         timeout=round(model.batch_timeout_ms * 1e6),
         priority=priority,
     )
-
-
-def _deadline_s(bench: _BenchFile, index: int) -> float:
-    """Return the seconds from arrival to deadline that the server assumed for a stream."""
-    deadline_s, profile = bench.streams[index].deadline_s, bench.profile
-    if deadline_s is not None and (bench.deadlines != "none" or profile is None):
-        return deadline_s
-    return (profile.default_slo_ms if profile else 1000.0) / 1e3
 
 
 def _program(name: str, model: _MeasuredModel, batch: int, hand_over_s: float) -> Program:
@@ -404,12 +378,8 @@ def _program(name: str, model: _MeasuredModel, batch: int, hand_over_s: float) -
 
 def _measured_latencies(stream: _Stream) -> Floats:
     """Return the latency of each request in seconds, NaN without an answer."""
-    return np.array(
-        [
-            np.nan if latency_s is None or status != 200 else latency_s
-            for latency_s, status in zip(stream.latency_s, stream.status, strict=True)
-        ]
-    )
+    latency_s = np.array(stream.latency_s, np.float64)  # None becomes NaN
+    return np.where(np.array(stream.status) == 200, latency_s, np.nan)
 
 
 def _figures(latency_s: Floats, deadline_s: float | None) -> Figures:

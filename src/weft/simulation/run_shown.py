@@ -11,9 +11,13 @@ from weft.reports.exhibits import Axis, Bars, Curve, Drawable, Panel, ReferenceL
 from weft.reports.page import PALETTE
 from weft.reports.pictures import LIMIT, MUTED
 from weft.reports.tables import ResultTable
+from weft.simulation.comparison import Comparison, RequestComparison
+from weft.simulation.loads import SustainedLoads
 from weft.simulation.report import Report
 from weft.simulation.request_report import RequestReport
+from weft.simulation.requests import RequestRun
 from weft.simulation.run_tables import report_table, requests_table
+from weft.simulation.saturated import Run
 
 if TYPE_CHECKING:
     from weft.reports.pictures import Figure
@@ -21,14 +25,37 @@ if TYPE_CHECKING:
 MARKERS = "osD^vP*X"
 
 
-def tables(report: Report | RequestReport) -> tuple[ResultTable, ...]:
-    """Return a table with the streams of a run."""
-    return (report_table(report) if isinstance(report, Report) else requests_table(report),)
+Result = Run | RequestRun | Report | RequestReport | Comparison | RequestComparison | SustainedLoads
 
 
-def figure(report: Report | RequestReport) -> Figure:
-    """Draw the slowdowns of saturated streams, or the latencies of requests."""
-    return _slowdowns(report) if isinstance(report, Report) else _latencies(report)
+def tables(result: Result) -> tuple[ResultTable, ...]:
+    """Return a table with the streams of a run, or with the policies of a comparison."""
+    report = result.report if isinstance(result, Run | RequestRun) else result
+    if isinstance(report, Report):
+        return (report_table(report),)
+    if isinstance(report, RequestReport):
+        return (requests_table(report),)
+    table, remarks = report.table(), report.remarks if isinstance(report, Comparison) else ()
+    return (table._replace(notes=(*table.notes, *remarks)),)
+
+
+def figure(result: Result) -> Figure:
+    """Draw what is compared; the slowdowns or latencies of a report's streams; of a saturated run, the timeline."""
+    match result:
+        case Run():
+            from weft.reports.timeline import timeline_figure  # imports matplotlib, which tables do not need
+
+            return timeline_figure(result.trace)
+        case Report():
+            return _slowdowns(result)
+        case RequestReport() | RequestRun():
+            return _latencies(result.report if isinstance(result, RequestRun) else result)
+        case Comparison():
+            return comparison_figure(result.title, result.reports)
+        case RequestComparison():
+            return request_comparison_figure(result.title, result.reports)
+        case SustainedLoads():
+            return loads_figure(result.labels, result.policies, [answer.stp for answer in result.answers])
 
 
 def _slowdowns(report: Report) -> Figure:

@@ -24,9 +24,8 @@ def report_table(report: Report) -> ResultTable:
         for stream in report.streams
     ]
     columns = ("model", "queries", "alone ms", "latency ms", "slowdown", "worst ms")
-    return ResultTable(
-        f"{report.policy} on {report.device}", columns, tuple(map(TableRow, rows)), notes=_remarks(report)
-    )
+    title = f"{report.policy} on {report.device}"
+    return ResultTable(title, columns, tuple(map(TableRow, rows)), notes=_remarks(report))
 
 
 def _remarks(report: Report) -> tuple[str, ...]:
@@ -143,14 +142,7 @@ def request_comparison_table(title: str, reports: Sequence[RequestReport]) -> Re
 
 def copies_of(reports: Sequence[RequestReport]) -> Mapping[str, list[str]]:
     """Return each policy with a run of its own -> the later policies with exactly the same report."""
-    first_reports: dict[str, RequestReport] = {}
-    copies: dict[str, list[str]] = {}
+    policies: dict[RequestReport, list[str]] = {}
     for report in reports:
-        equal_policy = next(
-            (name for name, first in first_reports.items() if replace(report, policy=name) == first), None
-        )
-        if equal_policy is None:
-            first_reports[report.policy], copies[report.policy] = report, []
-        else:
-            copies[equal_policy].append(report.policy)
-    return copies
+        policies.setdefault(replace(report, policy=""), []).append(report.policy)
+    return {first: others for first, *others in policies.values()}

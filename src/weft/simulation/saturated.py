@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,10 @@ from weft.engine.policies import Option, Policy, Setting, described, make_policy
 from weft.engine.saturated import SaturatedStreams
 from weft.engine.simulated_npu import SimulatedNpu
 from weft.engine.trial import best_contender
-from weft.reports.pictures import require_matplotlib
+from weft.reports.pictures import Shown
 from weft.reports.trace import Trace
 from weft.simulation.report import Report, report
 from weft.workloads import Saturated
-
-if TYPE_CHECKING:
-    from weft.reports.pictures import Figure
 
 Ints = npt.NDArray[np.int64]
 
@@ -37,7 +34,7 @@ MOST_PIECES = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class Run(Shown):
     """One simulated run."""
 
     trace: Trace
@@ -45,16 +42,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.report}, {self.trace})"
-
-    def _repr_html_(self) -> str:
-        return self.report._repr_html_()
-
-    def plot(self) -> Figure:
-        """Draw the first queries as a timeline of the device."""
-        require_matplotlib()
-        from weft.reports.timeline import timeline_figure
-
-        return timeline_figure(self.trace)
 
 
 def simulate(

@@ -92,7 +92,6 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
     """Search for the largest sustained load; *device*: None: that of the workload."""
     case = prepared(question.workload, device or load_device(question.workload.device))
     on_host = isinstance(case.device, Host)
-    missed_by_factor: dict[float, list[float]] = {}
     reports: dict[float, list[RequestReport]] = {}
 
     def sustained(factor: float) -> bool:
@@ -109,8 +108,7 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
             ).report
             for seed in range(question.seeds)
         ]
-        missed_by_factor[factor] = [report.worst_missed for report in reports[factor]]
-        return _mean(missed_by_factor[factor]) <= question.limit
+        return _mean_missed(reports[factor]) <= question.limit
 
     low, high = _bracket(sustained)
     while high > low * (1 + question.tolerance):
@@ -119,8 +117,7 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
             low = middle
         else:
             high = middle
-    answer = _answer(question, case, missed_by_factor, low, high)
-    return replace(answer, p99_s=_p99_s(reports[low]), load=_load(reports[low]))
+    return _answer(question, case, reports, low, high)
 
 
 def sustain_all(
@@ -181,17 +178,16 @@ def _bracket(sustained: Callable[[float], bool]) -> tuple[float, float]:
 
 
 def _answer(
-    question: Question, case: Case, missed_by_factor: Mapping[float, Sequence[float]], low: float, high: float
+    question: Question, case: Case, reports: Mapping[float, Sequence[RequestReport]], low: float, high: float
 ) -> Sustained:
-    """Return the answer without latencies.
-
-    missed_by_factor: multiple of the rates -> the worst share missed with each seed. low, high: the last bracket.
-    """
-    rate = sum(rate or 0.0 for rate in question.workload.rates)
-    rates = question.workload.rates
-    stp = sum((r or 0.0) * alone for r, alone in zip(rates, case.alone_s, strict=True))
+    """Return the answer. reports: multiple of the rates -> the run of each seed. low, high: the last bracket."""
+    rates = [rate or 0.0 for rate in question.workload.rates]
+    rate = sum(rates)
+    stp = sum(r * alone for r, alone in zip(rates, case.alone_s, strict=True))
+    missed_by_factor = {factor: [report.worst_missed for report in runs] for factor, runs in reports.items()}
     failed = [factor for factor, missed in missed_by_factor.items() if max(missed) > question.limit]
     passed = [factor for factor, missed in missed_by_factor.items() if min(missed) <= question.limit]
+    loads = [report.load for report in reports[low] if report.load is not None]
     lowest, highest = min(failed, default=high), max(passed, default=low)
     return Sustained(
         policy=question.label or question.policy,
@@ -199,12 +195,14 @@ def _answer(
         rate=rate * low,
         unsustained_rate=rate * high,
         stp=stp * low,
-        violation_rate=_mean(missed_by_factor[low]),
+        violation_rate=_mean_missed(reports[low]),
         # Both ends of the bracket may be off by the tolerance.
         noise_limited=highest > lowest * (1 + question.tolerance) ** 2,
         lowest_rate=rate * lowest,
         highest_rate=rate * highest,
-        runs=sum(len(missed) for missed in missed_by_factor.values()),
+        runs=sum(map(len, reports.values())),
+        p99_s=_p99_s(reports[low]),
+        load=sum(loads) / len(loads) if loads else None,
     )
 
 
@@ -214,10 +212,6 @@ def _p99_s(reports: Sequence[RequestReport]) -> tuple[float | None, ...]:
     return tuple(max((stream.p99_s for stream in seeds if stream.p99_s is not None), default=None) for seeds in streams)
 
 
-def _load(reports: Sequence[RequestReport]) -> float | None:
-    loads = [report.load for report in reports if report.load is not None]
-    return _mean(loads) if loads else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _mean_missed(reports: Sequence[RequestReport]) -> float:
+    """Return the share of deadlines that the worst stream missed, averaged over the reports of all seeds."""
+    return sum(report.worst_missed for report in reports) / len(reports)

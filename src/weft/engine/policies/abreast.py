@@ -13,19 +13,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
-from weft.base.errors import InputError
 from weft.devices.shares import Shares
-from weft.engine.policies.base import (
-    NO_DEADLINE,
-    Candidate,
-    LateWork,
-    Policy,
-    Start,
-    Traits,
-    View,
-)
+from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, OptionRange, Policy, Start, Traits, View
 from weft.engine.policies.punctual import Punctual
 from weft.engine.policies.ways import NOWHERE, SharingWay, open_ways, ways
+from weft.kernels import rules
 
 URGE = 20.0
 """Additional weight of a model that lacks a whole fair share, and proportionally less for a part of a share: large
@@ -60,17 +52,13 @@ class Abreast(Policy):
     """Shares the GPU among models; looks one step ahead, to the next decision about the lanes that are filled now."""
 
     traits: ClassVar[Traits] = replace(Punctual.traits, late_work=LateWork.LAST, shares=True)
+    ranges: ClassVar = {**Punctual.ranges, "floor": OptionRange(0, 100, "percent")}
 
     margin: int = 10
     """Percent added to estimated remaining times."""
     floor: int = 90
     """Percent of its fair share below which a model's weight grows. The fair share divides the GPU among the models
     with work in proportion to their priorities."""
-
-    def __post_init__(self) -> None:
-        Punctual(self.setting, self.margin)  # raises InputError for a bad margin
-        if not 0 <= self.floor <= 100:
-            raise InputError(f"floor = {self.floor} must be a percentage from 0 to 100")
 
     @cached_property
     def _punctual(self) -> Punctual:
@@ -109,7 +97,7 @@ class Abreast(Policy):
         heads: dict[int, Candidate] = {}
         for candidate in view.candidates:
             body = bodies[candidate.program] if bodies else candidate.stream
-            if body not in heads or _precedes(candidate, heads[body]):
+            if body not in heads or _urgency(candidate) < _urgency(heads[body]):
                 heads[body] = candidate
         works = []
         for number, lane in enumerate(view.lanes):
@@ -125,7 +113,8 @@ class Abreast(Policy):
             need = head.remaining * with_margin // 100
             works.append(_Work(head, offered=True, need=need, due=_latest_finish(head, now + need)))
         if len(works) > 1:
-            works.sort(key=_program_of)  # so that the cache of ways is hit whatever the order of candidates
+            # So that the cache of ways is hit whatever the order of candidates.
+            works.sort(key=lambda work: work.head.program)
         return works
 
     def _ticks(self, program: int, lane: int, ticks: int) -> int:
@@ -224,14 +213,11 @@ def _answer_rate(head: Candidate) -> float:
 def _latest_finish(head: Candidate, earliest: int) -> int:
     """Return a candidate's latest finish time, for itself and for the requests behind it.
 
-    earliest: when it could end at the earliest. A deadline before that is extended: the time from arrival to deadline
-    is doubled until the deadline can be met.
+    earliest: when it could end at the earliest. A deadline before that is extended until it can be met.
     """
     due = head.deadline
-    allowed = max(1, due - head.arrival) if due < earliest else 0
-    while due < earliest:
-        allowed *= 2
-        due = head.arrival + allowed
+    if due < earliest:
+        due = rules.reachable_due(due, head.arrival, earliest)
     behind = head.share.behind if head.share else NO_DEADLINE
     return behind if earliest <= behind < due else due
 
@@ -252,13 +238,6 @@ def _keeps_deadlines(way: SharingWay, works: list[_Work], slacks: list[tuple[int
     return True
 
 
-def _precedes(candidate: Candidate, other: Candidate) -> bool:
-    """Return whether a candidate goes before *other* of the same body.
-
-    By deadline, then begun batches first, then by query.
-    """
-    return (candidate.deadline, candidate.layer == 0, candidate.query) < (other.deadline, other.layer == 0, other.query)
-
-
-def _program_of(work: _Work) -> int:
-    return work.head.program
+def _urgency(candidate: Candidate) -> tuple[int, bool, int]:
+    """Return the sort key of the candidates of a body: by deadline, then begun batches first, then by query."""
+    return candidate.deadline, candidate.layer == 0, candidate.query

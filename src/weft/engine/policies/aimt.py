@@ -8,25 +8,24 @@ waited longest. (The paper chooses randomly there; the longest wait makes runs r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from weft.base.errors import InputError
-from weft.engine.policies.base import Candidate, Policy, Start, View
+from weft.engine.policies.base import Candidate, OptionRange, Policy, Start, View
 from weft.kernels import rules
+
+OF_BUFFER = OptionRange(0, 10, "times the weight buffer")
 
 
 @dataclass(frozen=True)
 class AiMt(Policy):
     """Chooses by two thresholds, shares of the weight buffer; ``weft compare --sweep`` finds the best pair."""
 
+    ranges: ClassVar = {"compute_threshold": OF_BUFFER, "memory_threshold": OF_BUFFER}
+
     compute_threshold: float = 0.2
     """Below this share of the time that filling the buffer takes, ready compute is rebuilt."""
     memory_threshold: float = 0.1
     """If a smaller share of the buffer than this is free, the layer with the shortest compute frees space."""
-
-    def __post_init__(self) -> None:
-        for name in ("compute_threshold", "memory_threshold"):
-            if not 0 <= getattr(self, name) <= 10:
-                raise InputError(f"{name} = {getattr(self, name)} must be a share from 0 to 10")
 
     @property
     def thresholds(self) -> tuple[int, int]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple
 
+from weft.base.errors import InputError
 from weft.devices.costs.program import Program
 from weft.devices.decoupled import DeviceClocks
 from weft.devices.shares import Shares
@@ -105,6 +106,12 @@ class Candidate(NamedTuple):
             stream, query, layer, program.fetch[layer], program.compute[layer], last_issued, stream, 0, NO_DEADLINE,
             program.remaining[layer], 1, 1, Work(program.total_work),
         )  # fmt: skip
+
+    def following(self, program: Program, last_issued: int = -1) -> Candidate:
+        """Return the candidate of the same saturated stream after this one was issued, as number *last_issued*."""
+        layer = (self.layer + 1) % len(program)
+        query = self.query + (layer == 0)
+        return self.of_stream(program, stream=self.stream, query=query, layer=layer, last_issued=last_issued)
 
     @classmethod
     def of_batch(
@@ -335,6 +342,15 @@ class LoopOptions(NamedTuple):
     """Future requests that are assumed to wait until all present ones have ended."""
 
 
+class OptionRange(NamedTuple):
+    """The values that an option may have, both ends included."""
+
+    low: int
+    high: int
+    unit: str = ""
+    """What the values count, for the message about a value outside."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """Base class of policies. ``decide`` chooses the next layer; further fields are the options that a user may set.
@@ -345,6 +361,13 @@ class Policy:
     setting: Setting
 
     traits: ClassVar[Traits] = Traits()
+    ranges: ClassVar[Mapping[str, OptionRange]] = {}
+    """Option -> the values that it may have."""
+
+    def __post_init__(self) -> None:
+        for name, (low, high, unit) in self.ranges.items():
+            if not low <= getattr(self, name) <= high:
+                raise InputError(f"{name} = {getattr(self, name)} must be from {low} to {high} {unit}".rstrip())
 
     @property
     def foresight(self) -> int:
@@ -365,7 +388,8 @@ class Policy:
     @property
     def loop_options(self) -> LoopOptions:
         """The options that the compiled twin of ``decide`` reads."""
-        return LoopOptions()
+        names = {option.name for option in fields(self)} & {*LoopOptions._fields}
+        return LoopOptions(**{name: getattr(self, name) for name in names})
 
     def contenders(self) -> Iterator[Policy]:
         """Yield the policies that a trial before the run compares, this policy first; the best one runs."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from weft.base.errors import InputError
-from weft.engine.policies.base import Candidate, Traits
+from weft.engine.policies.base import Candidate, OptionRange, Traits
 from weft.engine.policies.in_order import Fifo
 from weft.engine.policies.refilling import Flight, Refilling
 from weft.kernels import rules
@@ -33,13 +32,10 @@ class Adaptive(Fifo):
     """
 
     traits: ClassVar[Traits] = Traits(by_layer=False, pointless_saturated=AS_FIFO)
+    ranges: ClassVar = {"timeout": OptionRange(0, 100, "percent")}
 
     timeout: int = 5
     """Percent of a request's allowed time that it waits for its batch to be filled."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.timeout <= 100:
-            raise InputError(f"timeout = {self.timeout} must be a percentage from 0 to 100")
 
     @property
     def waits(self) -> int:

@@ -8,7 +8,7 @@ streams.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from weft.devices.costs.program import Program
@@ -42,11 +42,7 @@ def _gains(program: Program, per_round: float) -> tuple[int, ...]:
     A query adds ``ROUND / per_round``, and a layer adds its share of the query's work.
     """
     query = round(ROUND / per_round)
-    progress = [0]
-    work_done = 0
-    for work in program.work:
-        work_done += work
-        progress.append(query * work_done // program.total_work)
+    progress = [query * done // program.total_work for done in accumulate(program.work, initial=0)]
     return tuple(after - before for before, after in pairwise(progress))
 
 

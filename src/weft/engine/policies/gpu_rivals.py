@@ -13,15 +13,7 @@ from typing import ClassVar
 
 from weft.base.errors import InputError
 from weft.devices.shares import Shares
-from weft.engine.policies.base import (
-    Candidate,
-    LaneState,
-    LateWork,
-    Policy,
-    Start,
-    Traits,
-    View,
-)
+from weft.engine.policies.base import Candidate, LaneState, LateWork, OptionRange, Policy, Start, Traits, View
 from weft.kernels import rules
 
 Rank = tuple[int, int, int]
@@ -132,12 +124,10 @@ class Reef(Streams):
 class TimeSlices(Streams):
     """One model at a time, in turn for a slice of time each."""
 
+    ranges: ClassVar = {"slice_us": OptionRange(1, 10**9)}
+
     slice_us: int = 2000
     """Length of a slice in microseconds."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.slice_us <= 10**9:
-            raise InputError(f"slice_us = {self.slice_us} must be from 1 to 1000000000")
 
     def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
         streams = sorted({request.stream for request in _all_requests(view)})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.devices.decoupled import DeviceClocks, issue, prefetchable
-from weft.engine.policies.base import Candidate, LoopOptions, Policy, Start, View
+from weft.engine.policies.base import Candidate, Policy, Start, View
 from weft.engine.policies.in_order import Fifo
 from weft.kernels import rules
 
@@ -48,10 +48,6 @@ class Layerweaver(Policy):
     """Run one model at a time when all models are compute-bound, or all memory-bound."""
 
     @property
-    def loop_options(self) -> LoopOptions:
-        return LoopOptions(failsafe=self.failsafe)
-
-    @property
     def disabled(self) -> bool:
         """Whether the failsafe applies to the whole run, because all models are bound by the same resource."""
         sides = {program.compute_bound for program in self.setting.programs}
@@ -79,18 +75,15 @@ class Layerweaver(Policy):
         """
         largest = max(program.largest_fetch for program in self.setting.programs)
         costs = [idle_of(candidate, view.device, self.setting.buffer, largest) for candidate in view.candidates]
-        return self._keep_unstarved(costs)
-
-    def _keep_unstarved(self, costs: list[Idle]) -> list[Idle]:
-        """Return the candidates that help a starved resource; all if none is starved, or none helps."""
         wants_weights = all(idle.compute > 0 for idle in costs)
         wants_space = all(idle.memory > 0 for idle in costs)
-        return [
-            idle for idle in costs if rules.helps_starved(wants_weights, wants_space, self._compute_bound(idle))
-        ] or costs
-
-    def _compute_bound(self, idle: Idle) -> bool:
-        return self.setting.programs[idle.candidate.program].compute_bound
+        compute_bound = [self.setting.programs[candidate.program].compute_bound for candidate in view.candidates]
+        helping = [
+            idle
+            for idle, side in zip(costs, compute_bound, strict=True)
+            if rules.helps_starved(wants_weights, wants_space, side)
+        ]
+        return helping or costs
 
 
 def idle_of(candidate: Candidate, before: DeviceClocks, buffer: int, largest: int) -> Idle:

@@ -11,16 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.devices.decoupled import issue
-from weft.engine.policies.base import (
-    NO_DEADLINE,
-    Candidate,
-    LateWork,
-    LoopOptions,
-    Policy,
-    Start,
-    Traits,
-    View,
-)
+from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Start, Traits, View
 from weft.engine.policies.in_order import Fifo
 from weft.engine.policies.layerweaver import Layerweaver
 from weft.kernels import rules
@@ -37,10 +28,6 @@ class LayerweaverPlus(Policy):
     precise: bool = False
     """Replay the remaining time of a request on an empty device, instead of summing the longer of fetch and compute of
     every layer."""
-
-    @property
-    def loop_options(self) -> LoopOptions:
-        return LoopOptions(failsafe=self.failsafe, precise=self.precise)
 
     def decide(self, view: View) -> Start:
         """Choose the woven layer, or that of the request due first if it could not be on time after that."""

@@ -42,14 +42,9 @@ class Weave:
         assert start, "a saturated stream can always go on"
         chosen = start.candidate
         self.device, _ = issue(self.device, chosen.fetch, chosen.compute, rule.setting.buffer, start.not_before)
-        program, stream = programs[chosen.stream], chosen.stream
-        layer = (chosen.layer + 1) % len(program)
-        query = chosen.query + (layer == 0)
-        self.heads[stream] = Candidate.of_stream(
-            program, stream=stream, query=query, layer=layer, last_issued=self.steps
-        )
+        self.heads[chosen.stream] = chosen.following(programs[chosen.stream], last_issued=self.steps)
         self.steps += 1
-        return stream
+        return chosen.stream
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from weft.base.errors import InputError
-from weft.engine.policies.base import Candidate, LateWork, Policy, Start, Traits, View
+from weft.engine.policies.base import Candidate, LateWork, OptionRange, Policy, Start, Traits, View
 from weft.kernels import rules
 
 
@@ -19,13 +18,10 @@ class PriorityClasses(Policy):
     """Highest class first, with ageing; the classes have the priorities 9, 3 and 1."""
 
     traits: ClassVar[Traits] = Traits(for_deadlines=True, late_work=LateWork.AMONG_OTHERS)
+    ranges: ClassVar = {"patience": OptionRange(1, 1_000_000)}
 
     patience: int = 20
     """A request counts as one class higher for every multiple of *patience* times its own length that it has waited."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.patience <= 1_000_000:
-            raise InputError(f"patience = {self.patience} must be from 1 to 1000000")
 
     def decide(self, view: View) -> Start:
         now = max(view.device.channel_free, view.device.array_free)

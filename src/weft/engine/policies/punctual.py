@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import ClassVar, NamedTuple
 
-from weft.base.errors import InputError
 from weft.engine.policies.base import (
     NO_DEADLINE,
     Candidate,
     LateWork,
-    LoopOptions,
+    OptionRange,
     Policy,
     Running,
     Start,
@@ -52,17 +51,10 @@ class Punctual(Policy):
     traits: ClassVar[Traits] = Traits(
         for_deadlines=True, defers_late=True, late_work=LateWork.AMONG_OTHERS, foresight=100
     )
+    ranges: ClassVar = {"margin": OptionRange(0, 1000, "percent")}
 
     margin: int = 10
     """Percent added to estimated remaining times."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.margin <= 1000:
-            raise InputError(f"margin = {self.margin} must be a percentage from 0 to 1000")
-
-    @property
-    def loop_options(self) -> LoopOptions:
-        return LoopOptions(margin=self.margin)
 
     def decide(self, view: View) -> Start:
         """Choose the quickest of those that can be on time together; without any, the one of lowest cost."""
@@ -80,9 +72,8 @@ class Punctual(Policy):
         for ever.
         """
         now = max(view.device.channel_free, view.device.array_free)
-        victim = min(
-            (layer for layer in running if layer.stoppable), key=lambda layer: layer.candidate.work.whole - layer.rest
-        ).candidate
+        stoppable = [layer for layer in running if layer.stoppable]
+        victim = min(stoppable, key=lambda layer: layer.candidate.work.whole - layer.rest).candidate
         with_victim = replace(view, heads=(*view.heads, victim), candidates=(*view.candidates, victim))
         chosen = self.decide(with_victim).candidate
         need = self._time_alone(chosen)
@@ -103,9 +94,8 @@ class Punctual(Policy):
     def plan(self, candidate: Candidate, now: int) -> DueWork:
         """Return a candidate's remaining time with margin, its deadline and its cost."""
         need = self._time_alone(candidate) // self.setting.lanes
-        return self.make_due_work(
-            candidate, need, rules.reachable_due(candidate.deadline, candidate.arrival, now + need), now
-        )
+        due = rules.reachable_due(candidate.deadline, candidate.arrival, now + need)
+        return self.make_due_work(candidate, need, due, now)
 
     def make_due_work(self, candidate: Candidate, need: int, due: int, now: int) -> DueWork:
         """Return a candidate as ``DueWork``, given its remaining time and its deadline."""

@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections import UserDict
+from functools import cached_property
 
 from weft.base.errors import InputError
 from weft.base.registry import Entry, registered
 from weft.engine.policies.base import Policy
 
 
-class PolicyTable(MutableMapping[str, type[Policy]]):
+class PolicyTable(UserDict[str, type[Policy]]):
     """The policies of one section of the registry. A policy is imported on first access; a script may add its own."""
 
     def __init__(self, section: str) -> None:
         self._section = section
-        self._entries: dict[str, Entry | type[Policy]] | None = None
 
-    @property
-    def _policies(self) -> dict[str, Entry | type[Policy]]:
-        if self._entries is None:
-            self._entries = dict(registered(self._section))
-        return self._entries
+    @cached_property
+    def data(self) -> dict[str, Entry | type[Policy]]:  # type: ignore[override]
+        """The policies of the section, and the entries of those that were not imported yet."""
+        return dict(registered(self._section))
 
     def __getitem__(self, name: str) -> type[Policy]:
-        policy = self._policies[name]
+        policy = self.data[name]
         if isinstance(policy, Entry):
-            policy = self._policies[name] = _load_policy(policy)
+            policy = self.data[name] = _load_policy(policy)
         return policy
 
-    def __setitem__(self, name: str, policy: type[Policy]) -> None:
-        self._policies[name] = policy
-
-    def __delitem__(self, name: str) -> None:
-        del self._policies[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._policies)
-
-    def __len__(self) -> int:
-        return len(self._policies)
+    def __repr__(self) -> str:
+        return f"PolicyTable({', '.join(self.data)})"
 
 
 def _load_policy(entry: Entry) -> type[Policy]:

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
-from weft.base.errors import InputError
 from weft.devices.costs.program import Program
-from weft.engine.policies.base import Candidate, LateWork, LoopOptions, Refill, Traits
+from weft.engine.policies.base import Candidate, LateWork, OptionRange, Refill, Traits
 from weft.engine.policies.refilling import Flight, Refilling
 from weft.kernels import rules
 
@@ -58,6 +57,11 @@ class TopUp(Refilling):
     """
 
     traits: ClassVar[Traits] = replace(Refilling.traits, for_deadlines=True, defers_late=True, late_work=LateWork.LAST)
+    ranges: ClassVar = {
+        "miss": OptionRange(0, 10_000, "percent"),
+        "backlog": OptionRange(0, 10_000),
+        "foresight": OptionRange(0, 10_000, "percent"),
+    }
 
     miss: int = 400
     """Cost of a missed deadline, in percent of the time of a request alone."""
@@ -65,15 +69,6 @@ class TopUp(Refilling):
     """Future requests that are assumed to wait until all present ones have ended."""
     foresight: int = 100
     """A request counts as late if less than this percentage of its remaining time is left to its deadline."""
-
-    def __post_init__(self) -> None:
-        for name, value in (("miss", self.miss), ("backlog", self.backlog), ("foresight", self.foresight)):
-            if not 0 <= value <= 10_000:
-                raise InputError(f"top-up: {name} = {value} must be 0 to 10000")
-
-    @property
-    def loop_options(self) -> LoopOptions:
-        return LoopOptions(miss=self.miss, backlog=self.backlog)
 
     def propose(self, flight: Flight, now: int) -> Candidate:
         """Choose the step of lowest cost; between exits, go on with the earliest batch."""
@@ -86,9 +81,8 @@ class TopUp(Refilling):
     def _remaining_layers(self, flight: Flight) -> RemainingLayers:
         """Return the layers ahead of a stream's batches, with times for all sizes that merging can give."""
         largest_beginning = flight.beginnings[-1]
-        max_batch = (
-            sum([batch.size for batch in flight.batches]) + largest_beginning.size
-        )  # the largest batch that merging can give
+        # The largest batch that merging can give.
+        max_batch = sum([batch.size for batch in flight.batches]) + largest_beginning.size
         first_program = largest_beginning.program - largest_beginning.size + 1
         programs = self.setting.programs[first_program : first_program + max_batch]
         ends = {*programs[0].exits, len(programs[0]), *[batch.layer for batch in flight.batches]}

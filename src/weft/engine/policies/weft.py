@@ -150,9 +150,7 @@ class Weft(Policy):
 
     def _after(self, view: View, issued: Candidate, device: DeviceClocks) -> View:
         """Return the view after a layer was issued, on the device as it is then."""
-        program = self.setting.programs[issued.stream]
-        layer = (issued.layer + 1) % len(program)
-        follower = Candidate.of_stream(program, stream=issued.stream, query=issued.query + (layer == 0), layer=layer)
+        follower = issued.following(self.setting.programs[issued.stream])
         heads = tuple(follower if head.stream == issued.stream else head for head in view.heads)
         progress = list(view.progress)
         progress[issued.stream] += self.gains[issued.stream][issued.layer]

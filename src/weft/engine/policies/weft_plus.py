@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from weft.base.errors import InputError
-from weft.engine.policies.base import NO_DEADLINE, LoopOptions, Start, Traits, View
+from weft.engine.policies.base import NO_DEADLINE, OptionRange, Start, Traits, View
 from weft.engine.policies.layerweaver import Layerweaver
 from weft.engine.policies.layerweaver_plus import LayerweaverPlus
 from weft.kernels import rules
@@ -22,17 +21,10 @@ class WeftPlus(LayerweaverPlus):
     """Weaves while every request has slack; otherwise runs the request with the least slack."""
 
     traits: ClassVar[Traits] = replace(LayerweaverPlus.traits, foresight=100)
+    ranges: ClassVar = {"stretch": OptionRange(0, 10_000, "percent")}
 
     stretch: int = 200
     """Expected remaining time of a woven request, in percent of its remaining time alone."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.stretch <= 10_000:
-            raise InputError(f"stretch = {self.stretch} must be a percentage from 0 to 10000")
-
-    @property
-    def loop_options(self) -> LoopOptions:
-        return super().loop_options._replace(stretch=self.stretch)
 
     def decide(self, view: View) -> Start:
         """Choose the woven layer, or that of the request with the least slack if this would be below 0 after it."""

@@ -1,8 +1,7 @@
 """Requests that arrive, on a simulated device: ``prepare`` a workload, then ``simulate_requests``.
 
 ``case`` lowers a workload to a device, ``run`` serves it under a policy. The plain engine (``plain``) and the compiled
-loops (``compiled``, and ``refilling`` for batches that are refilled) give the same answers; the memory of
-the compiled ones does not grow with the run.
+loop (``compiled``) give the same answers; the memory of the compiled one does not grow with the run.
 """
 
 from weft.simulation.requests.case import Case, Device, estimates, prepare, prepared

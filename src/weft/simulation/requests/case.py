@@ -13,16 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.base.errors import ShapeNeeded, WorkloadError
-from weft.devices import (
-    GpuLikeness,
-    Host,
-    HostModel,
-    Lanes,
-    Npu,
-    TiledNpu,
-    check_activations,
-    load_device,
-)
+from weft.devices import GpuLikeness, Host, HostModel, Lanes, Npu, TiledNpu, check_activations, load_device
 from weft.devices.costs.layer_costs import Profile, estimate, read_profile
 from weft.devices.costs.program import MAX_TICKS, Clock, Program, lower, one_at_a_time
 from weft.devices.costs.tiled import layer_times_s
@@ -154,10 +145,9 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
         rates = _exit_rates(workload, index, model)
         terms.append(_host_terms(stream, model, len(programs), clock))
         slowdown = slowdown_beside_others(lanes, list(host.models).index(name))
-        programs += [
-            _segments(name, model, batch, slowdown, clock, rates) for batch in range(1, terms[-1].max_batch + 1)
-        ]
-        kinds += [model.like_at(batch) for batch in range(1, terms[-1].max_batch + 1) if host.gpu]
+        batches = range(1, terms[-1].max_batch + 1)
+        programs += [_segments(name, model, batch, slowdown, clock, rates) for batch in batches]
+        kinds += [model.like_at(batch) for batch in batches if host.gpu]
         alone.append(model.total_s(1))
     apart = host.ahead > 0  # lanes that take segments ahead are devices of their own
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=host.lanes, ahead=host.ahead, apart=apart)
@@ -208,9 +198,8 @@ def _host_terms(stream: Stream, model: HostModel, programs: int, clock: Clock) -
     terms = _terms(stream, programs, clock)
     max_batch = min(stream.max_batch, model.max_batch) if "max_batch" in given_fields else model.max_batch
     think = terms.think if terms.think < 0 else terms.think + clock.ticks(mean(model.overhead_s))
-    return terms._replace(
-        max_batch=max_batch, timeout=terms.timeout if "batch_timeout_ms" in given_fields else 0, think=think
-    )
+    timeout = terms.timeout if "batch_timeout_ms" in given_fields else 0
+    return terms._replace(max_batch=max_batch, timeout=timeout, think=think)
 
 
 def mean(values: Sequence[float]) -> float:
@@ -261,16 +250,10 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
         for batch in range(1, stream.max_batch + 1):
             times_s = layer_times_s(model, device, batch)
             for programs, by_layer in ((layered, True), (at_exits, False)):
-                programs.append(
-                    one_at_a_time(
-                        model,
-                        times_s,
-                        clock,
-                        exit_rates=rates,
-                        decision_s=device.decision_us / 1e6,
-                        by_layer=by_layer,
-                    )
+                program = one_at_a_time(
+                    model, times_s, clock, exit_rates=rates, decision_s=device.decision_us / 1e6, by_layer=by_layer
                 )
+                programs.append(program)
     alone = tuple(at_exits[term.programs].total_work * clock.tick_s for term in terms)
     layer_setting, exit_setting = (
         Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS) for programs in (layered, at_exits)

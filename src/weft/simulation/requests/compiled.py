@@ -131,12 +131,7 @@ def compile_once() -> None:
 
 
 def serve(
-    case: Case,
-    policy: Policy,
-    late: str,
-    seed: int | None,
-    record: bool,
-    most_missed: Sequence[float] | None = None,
+    case: Case, policy: Policy, late: str, seed: int | None, record: bool, most_missed: Sequence[float] | None = None
 ) -> Tally:
     """Run a case to its end in the compiled loop.
 
@@ -215,33 +210,28 @@ def _refresh_blocks(
 def lower_case(case: Case, policy: Policy) -> tuple[k.Models, Ints]:
     """Return the programs and terms of a case as arrays; the programs are shared with other runs, and read-only."""
     setting, names = policy.setting, host.names_of(case) if isinstance(case.device, Host) else ()
-    batching = policy.traits.batches, policy.traits.refills
-    models, terms = _lower_cached(setting, batching, policy.loop_options.precise, case.terms, case.device, names)
+    models, terms = _lower_cached(setting, policy.loop_options.precise, case.terms, case.device, names)
     terms = terms.copy()
+    if not policy.traits.batches:
+        terms[:, k.MAX_BATCH] = 1
+    if policy.traits.refills:
+        terms[:, k.TIMEOUT] = 0
     terms[:, k.WAITS] = -1 if policy.waits is None else policy.waits
     return models, terms
 
 
 @lru_cache(maxsize=64)
 def _lower_cached(
-    setting: Setting,
-    batching: tuple[bool, bool],
-    precise: bool,
-    requested: tuple[Terms, ...],
-    device: Device,
-    names: tuple[str, ...],
+    setting: Setting, precise: bool, requested: tuple[Terms, ...], device: Device, names: tuple[str, ...]
 ) -> tuple[k.Models, Ints]:
-    """Compute the arrays of ``lower_case``. batching: whether the policy batches and refills; names: models served.
+    """Compute the arrays of ``lower_case``. names: models served.
 
     precise: as of ``estimated``. requested: the terms before the policy reduces them.
     """
-    batches, refills = batching
     terms = np.zeros((len(requested), k.TERMS), np.int64)
     for row, term in zip(terms, requested, strict=True):
-        max_batch = term.max_batch if batches else 1
-        timeout = 0 if refills else term.timeout
-        row[k.BASE], row[k.DEADLINE], row[k.MAX_BATCH] = term.programs, term.deadline, max_batch
-        row[k.TIMEOUT], row[k.STREAM_PRIORITY], row[k.THINK] = timeout, term.priority, term.think
+        row[k.BASE], row[k.DEADLINE], row[k.MAX_BATCH] = term.programs, term.deadline, term.max_batch
+        row[k.TIMEOUT], row[k.STREAM_PRIORITY], row[k.THINK] = term.timeout, term.priority, term.think
     terms[:, k.HISTOGRAM_ROW] = range(len(terms))
     terms[:, k.EXITS] = [len(setting.programs[term.programs].exits) > 0 for term in requested]
     models = program_arrays(setting.programs, estimated(setting, precise=precise))
@@ -318,52 +308,40 @@ def policy_rules(policy: Policy, late: str) -> k.LoopRules:
         failsafe=int(options.failsafe),
         margin=options.margin,
         patience=policy.patience if isinstance(policy, PriorityClasses) else PATIENCE,
-        buffer=0,
-        largest=0,
-        lanes=1,
-        cores=0,
-        least_speed=0.0,
-        abort_from=k.NONE,
-        abort=0,
-        step=0,
-        hand_overs=0,
-        warm=0,
-        end=0,
     )
 
 
 def _fresh_state(case: Case, policy: Policy, late: str, terms: Ints) -> k.LoopState:
     """Return the state at the start of a run, in which the clients of closed streams are about to send."""
     streams, lanes = len(terms), policy.setting.lanes
-    npu = isinstance(case.device, Npu)
     clients = max(1, *(term.clients for term in case.terms), 1)
     refilled = int(terms[0, k.MAX_BATCH]) * lanes if policy.traits.refills else 0
     places = max(most_batches(late_work(policy, late)), 2 * lanes, refilled)
     largest_batch = int(terms[:, k.MAX_BATCH].max())
-    state = fresh_state(streams, streams, lanes, places, largest_batch, QUEUE_PLACES, clients)
+    on_chip = MOST_ON_CHIP if isinstance(case.device, Npu) else 1
+    state = fresh_state(streams, streams, lanes, places, largest_batch, QUEUE_PLACES, clients, on_chip)
     state.rings[:, k.RETURNING, k.LENGTH] = [term.clients for term in case.terms]
     state.returning[:] = 0
-    before, peak = columns(MOST_ON_CHIP if npu else 1)
-    return state._replace(before=before, peak=peak)
+    return state
 
 
 def fresh_state(
-    streams: int, bins: int, lanes: int, places: int, batch: int, queue_places: int, clients: int = 1
+    streams: int, bins: int, lanes: int, places: int, batch: int, queue_places: int, clients: int = 1, on_chip: int = 1
 ) -> k.LoopState:
-    """Return the state at the start of a run; the columns of an NPU's buffer (before, peak) are left to the caller.
+    """Return the state at the start of a run.
 
     bins: rows of the histogram. places: batches of a stream that may be in flight. batch: the largest batch.
-    queue_places: waiting requests of a stream. clients: of a closed stream.
+    queue_places: waiting requests of a stream. clients: of a closed stream. on_chip: layers in an NPU's buffer.
     """
 
     def zeros(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
 
-    before, peak = columns(1)
+    before, peak = columns(on_chip)
     return k.LoopState(
         zeros(k.CLOCKS), before, peak,
         np.empty((streams, queue_places, 3), np.int64), np.empty((streams, queue_places, 3), np.int64),
-        np.empty((streams, clients), np.int64), zeros(streams, 3, 2), zeros(streams, 4),
+        np.empty((streams, clients, 3), np.int64), zeros(streams, 3, 2), zeros(streams, 4),
         zeros(streams, places, 10), zeros(streams, places, batch, 4),
         zeros(streams, 10), zeros(bins, k.BINS),
         zeros(lanes, k.SEGMENT), np.zeros((lanes, 2)), zeros(2 * lanes, k.SEGMENT), np.full(streams, np.inf),

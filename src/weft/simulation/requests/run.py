@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from weft.devices import Host, Npu
 from weft.engine.lateness import check_late
 from weft.engine.policies import Option, Setting, make_request_policy, policy_called
 from weft.kernels import request_state as k
+from weft.reports.pictures import Shown
 from weft.reports.trace import Trace
 from weft.simulation.request_report import RequestReport, stream_report
 from weft.simulation.requests import compiled as fast
@@ -20,12 +20,9 @@ from weft.simulation.requests import plain
 from weft.simulation.requests.case import Case, Device
 from weft.simulation.requests.tally import Tally
 
-if TYPE_CHECKING:
-    from weft.reports.pictures import Figure
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RequestRun:
+class RequestRun(Shown):
     """A run and the latencies behind its report."""
 
     report: RequestReport
@@ -34,13 +31,6 @@ class RequestRun:
 
     def __repr__(self) -> str:
         return f"RequestRun({self.report})"
-
-    def _repr_html_(self) -> str:
-        return self.report._repr_html_()
-
-    def plot(self) -> Figure:
-        """Draw the share of requests that were answered within a time."""
-        return self.report.plot()
 
 
 def simulate_requests(
@@ -119,10 +109,7 @@ def _memory_settings(device: Device) -> dict[str, float]:
     """Return the settings from which a trace's page draws the weight buffer; empty for a device without one."""
     if not isinstance(device, Npu):
         return {}
-    return {
-        "weight_buffer_bytes": device.weight_buffer_bytes,
-        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
-    }
+    return {"weight_buffer_bytes": device.weight_buffer_bytes, "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s}
 
 
 def _report(case: Case, policy: str, late: str, tally: Tally) -> RequestReport:
