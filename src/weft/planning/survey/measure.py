@@ -75,7 +75,7 @@ MOST_RUNS, MOST_GAPS = 400, 800
 BUSY, LEAST_RATE = 0.75, 0.2
 """Load of the lanes, as a share of their capacity, when all models are measured together; least rate of a model, in
 requests per second."""
-OVERHEADS, PAUSE_S = 25, 0.02
+OVERHEADS, PAUSE_S = 15, 0.02
 """Number of single requests that measure the overhead besides segments, and the pause before each. A request that
 arrives by itself meets a sleeping server and cold caches: for a 5.3 ms model on two busy cores of aarch64 the overhead
 was 1.6 to 1.7 ms after such pauses, 1.6 to 3.9 ms at 12 to 40 requests/s, 1.2 to 1.4 ms back to back (10th
