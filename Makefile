@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 # The tests start many processes; each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
+# They run compiled loops for moments only: a third less time is spent on compiling these.
+test test-long: export NUMBA_OPT := 1
 
 .PHONY: demo test test-long test-cluster test-gpu strain lint check docs bench soak attack ready peers clean
 

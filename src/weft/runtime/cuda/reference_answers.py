@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.base.errors import ModelError
+from weft.base.errors import ModelError, reason_of
 from weft.runtime.cuda.packages import REFERENCE, CompileJob
 from weft.runtime.cuda.pieces import random_batch, unseen
 from weft.runtime.onnxruntime_cpu.model import Blueprint
@@ -51,7 +51,7 @@ def read(folder: Path) -> Iterator[tuple[Arrays, Arrays]]:
         with np.load(folder / REFERENCE) as stored:
             arrays = dict(stored)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ModelError(f"its packages have no reference answers: {error}") from error
+        raise ModelError(f"its packages have no reference answers: {reason_of(error)}") from error
     numbers = sorted({key.split(" ", 1)[0] for key in arrays})
     for number in numbers:
         of_kind = [
