@@ -77,14 +77,17 @@ def test_a_model_answers_whole_and_is_replaced_when_it_is_learned(slow: Path, ma
         assert (told["requests"], told["failures"]) == (3, {})
 
 
+@pytest.mark.parametrize("fails", [False, True])
 def test_a_model_that_was_compiled_for_some_batch_sizes_is_learned_once_more(
-    slow: Path, monkeypatch: pytest.MonkeyPatch
+    fails: bool, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learned, turns, may_finish = Library._learn, list[bool](), threading.Event()
 
     def in_two_turns(self: Library, entry: Any, learn_s: float, is_first: bool) -> Any:
         turns.append(is_first)
         assert is_first or may_finish.wait(live.PATIENCE_S)
+        if fails and not is_first:
+            raise ModelError("the disk is full")
         body = learned(self, entry, learn_s, is_first)
         if is_first:
             body.timing = body.loaded.timing = replace(body.timing, learned=False, engine="compiled")
@@ -96,7 +99,9 @@ def test_a_model_that_was_compiled_for_some_batch_sizes_is_learned_once_more(
         infer(server, "chain", some_input())
         may_finish.set()
         settle(server)
-        assert turns == [True, False] and model_state(server, "chain")["message"] == ""
+        message = "is not compiled for more batch sizes: the disk is full" if fails else ""
+        assert turns == [True, False] and model_state(server, "chain")["message"] == message
+        infer(server, "chain", some_input())
 
 
 def test_requests_that_come_while_models_are_swapped_are_all_answered(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ backend. They are freed with the last reference."""
 
 Progress = Callable[[str], None]  # called with messages
 
-NOT_OF_MODEL = frozenset({"learn_s", "engine", "compile_s", "compile_first", "packages", "rests", "isolation"})
-"""Options that do not change what is prepared and cached of a model."""
+RUN_OPTIONS = frozenset({"learn_s", "engine", "compile_s", "compile_first", "packages", "rests", "isolation"})
+"""Options of opening and running a model, which change nothing of what is prepared and cached of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class LoadOptions:
     isolation: str | None = None
     """Name of the group of workers that run the model; None: the process that opens it."""
 
-    def of_model(self) -> dict[str, Any]:
+    def model_options(self) -> dict[str, Any]:
         """The options that a prepared model depends on, by name."""
-        return {name: value for name, value in asdict(self).items() if name not in NOT_OF_MODEL}
+        return {name: value for name, value in asdict(self).items() if name not in RUN_OPTIONS}
 
     def __post_init__(self) -> None:
         if not self.grain_s > 0:

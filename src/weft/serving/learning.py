@@ -61,7 +61,7 @@ class Learner:
         learn_s: float,
         gently: bool,
     ) -> None:
-        """open_learned: opens and learns a model within a time in seconds, on any thread; True for its first turn.
+        """open_learned: opens and learns a model, on any thread, given a time limit and whether it is the first turn.
 
         fits: tells whether a number of bytes fits the memory budget. install: lets a learned model serve the requests
         for the slots. learn_s: time limit of a model. gently: learn at low priority; False if sessions start threads,
@@ -73,7 +73,11 @@ class Learner:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, slot: ModelSlot, whole: ServedModel, file: tuple[int, int] | None) -> None:
-        """Queue a model to be learned; *whole*: it as served meanwhile; *file*: time and size of the file opened."""
+        """Queue a model to be learned.
+
+        whole: the model that is served meanwhile, which may be compiled for some batch sizes. file: time and size of
+        the file that it was opened from.
+        """
         if whole.loaded.timing.engine == COMPILED:
             slot.message = COMPILED_REMARK
             self._jobs.append(LearningJob(slot, whole, file, self._learn_s, is_first=False))
@@ -141,13 +145,14 @@ class Learner:
         raise ModelError("its file has changed since; load it again")
 
     def _keep_whole(self, job: LearningJob, error: Exception) -> None:
-        """Log why a model stays whole, and show it as the model's message."""
+        """Log why a model stays as it is served, and show the reason as the model's message."""
         slot, entry = job.slot, job.slot.entry
         reason = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {first_line(error)}"
         reason = reason.removeprefix(f"{entry.path}: ").replace(str(entry.path), entry.path.name)
         if slot.served is job.whole:
-            log.warning("%s %s stays whole: %s", entry.name, entry.version, reason)
-            slot.message = f"stays whole: {reason}"
+            outcome = "stays whole" if job.is_first else "is not compiled for more batch sizes"
+            log.warning("%s %s %s: %s", entry.name, entry.version, outcome, reason)
+            slot.message = f"{outcome}: {reason}"
 
 
 def close_unwanted(body: ServedModel) -> None:

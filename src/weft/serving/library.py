@@ -277,7 +277,7 @@ class Library:
         return self._open_body(entry, self._learn_s or None, learn=learn)  # learn_s = 0: not learned, so no limit
 
     def _learn(self, entry: ModelEntry, learn_s: float, is_first: bool) -> ServedModel:
-        """Open and learn a model that is served whole meanwhile; on any thread, for ``learner``."""
+        """Open and learn a model that is served meanwhile; on any thread, for ``learner``, which gives *is_first*."""
         return self._open_body(entry, learn_s, learn=True, compile_first=is_first)
 
     def _open_body(

@@ -80,7 +80,7 @@ def _load_or_prepare(device: Device, path: Path, options: LoadOptions, cache: Pa
 
 def _entry_path(device: Device, path: Path, options: LoadOptions, cache: Path) -> Path:
     """The path of the model's entry in the cache; ``ModelError`` if the model's files cannot be read."""
-    key: list[Any] = [device.name, options.of_model(), *([device.cuts.model_dump()] if options.shares else [])]
+    key: list[Any] = [device.name, options.model_options(), *([device.cuts.model_dump()] if options.shares else [])]
     key += [] if device.runs_sessions else ["torch"]
     try:
         # The packages that a kind names decide which nodes a model has, and whether it runs on the device at all.

@@ -109,7 +109,7 @@ def _start_preparation(
 def _entry_path(path: Path, options: LoadOptions, cache: Path) -> Path:
     """The path of the model's entry in the cache; hashes the model's files, ``ModelError`` if that fails."""
     try:
-        return caching.entry(cache, path, json.dumps(options.of_model(), sort_keys=True))
+        return caching.entry(cache, path, json.dumps(options.model_options(), sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ModelError as error:
