@@ -115,7 +115,7 @@ class BatchPart(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One segment of one batch.
+    """One segment of one batch, or several in a row where the device has gates (``SegmentTiming.gated``).
 
     The rows of all parts, in their order, are computed as one batch in the first segment, and in every segment if the
     model is ``Batching.mergeable``; otherwise each part is computed by itself.
@@ -125,6 +125,8 @@ class Step(NamedTuple):
     parts: Sequence[BatchPart]
     rows: int
     """Number of rows that go on, in all parts."""
+    segments: int = 1
+    """How many segments it covers, up to the next exit at most."""
 
 
 class StepOutput(NamedTuple):
@@ -144,6 +146,9 @@ class StepEnd(NamedTuple):
     outputs: Sequence[StepOutput] = ()
     error: Exception | None = None
     """Why there are no outputs: ``UnfitInputs`` where the inputs are at fault, or the step was stopped."""
+    computed: int | None = None
+    """How many of its segments were computed, if a gate ended it early; *outputs* are those of the last of them, and
+    empty if there is none. None: it was computed to its end."""
 
 
 Ended = Callable[[StepEnd], None]
@@ -168,7 +173,10 @@ class StartedStep(Protocol):
         ...
 
     def stop(self) -> None:
-        """End the step soon, with an error; no effect on a step that has ended."""
+        """End the step soon, with an error; no effect on a step that has ended.
+
+        A step of a gated model ends at the next gate instead, without an error (``StepEnd.computed``).
+        """
         ...
 
 

@@ -39,6 +39,9 @@ class SegmentTiming:
     which have no other engine, have "onnxruntime"."""
     engines_s: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """Engine -> rows of a batch -> seconds of the whole model, if several engines were timed."""
+    gated: bool = False
+    """Whether a step may cover several segments: between them are gates, at which the device ends the step when it is
+    stopped. Without gates the host starts every segment."""
     foreseen: tuple[bool, ...] = ()
     """Whether the expected time of each segment can be relied on; ``steady`` by default. They differ where segments run
     in a worker process: none may run on the event loop, yet their times are known."""

@@ -76,6 +76,13 @@ class Program:
     """Early exits, in order: the number of layers before each; the end of the model is not among them."""
     exit_rates: tuple[float, ...] = ()
     """Share of the samples that leave at each exit, and last at the end; empty if unknown."""
+    gated: bool = False
+    """Whether one start covers all layers up to the next exit: the device ends it at the next gate, between two layers,
+    when the start is revoked."""
+
+    def span(self, layer: int) -> int:
+        """How many layers one start of *layer* covers."""
+        return next((exit_ for exit_ in self.exits if exit_ > layer), len(self)) - layer if self.gated else 1
 
     def __len__(self) -> int:
         return len(self.names)
