@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from weft.models import operators
 from weft.models.operators import OPERATORS
 from weft.runtime.cuda.precision import BF16, FP32
 from weft.runtime.cuda.torch_attention import ATTENTION
+from weft.runtime.cuda.torch_products import PRODUCTS
 from weft.runtime.tensors import DATATYPES
 
 
@@ -133,7 +135,48 @@ def test_attention_of_exporters_becomes_one_step(opset: int) -> None:
     model = attention(opset).model
     module, _ = in_torch(model, drawn_for(model, {"x": (2, 10, 32)}))
     assert [step.operator for step in module.steps].count(ATTENTION) == 1
+    (products,) = (step for step in module.steps if step.operator == PRODUCTS)
+    assert len(products.outputs) == 3
     assert problem(model, drawn_for(model, {"x": (2, 10, 32)})) is None
+
+
+# Products
+
+SHIFTED = "{to}m = MatMul(x, w{to}) {to}s = Add({to}m, b{to})"
+HEAD = SHIFTED + " {to}r = Reshape({to}s, heads) {to} = Transpose<perm = {by}>({to}r)"
+
+
+def test_biases_of_products_are_merged_too() -> None:
+    heads = f"{HEAD.format(to='q', by=[0, 2, 1, 3])} {HEAD.format(to='k', by=[0, 2, 3, 1])}"
+    text = f"(float[2,3,4] x) => (float[2,2,3,3] y) {{ {heads} y = MatMul(q, k) }}"
+    rng = np.random.default_rng(0)
+    constants = {name: rng.standard_normal((4, 4)[: 2 if name[0] == "w" else 1]) for name in ("wq", "wk", "bq", "bk")}
+    floats = {name: constant.astype(np.float32) for name, constant in constants.items()}
+    model, feed = graph(text, **floats, heads=np.array([0, 0, 2, 2])), {"x": np.float32(rng.standard_normal((2, 3, 4)))}
+    assert problem(model, feed) is None
+    module, _ = in_torch(model, feed)
+    assert [step.operator for step in module.steps].count("Add") == 0
+    assert sorted(buffer.numel() for buffer in module.buffers()) == [8, 32]
+
+
+@pytest.mark.parametrize(
+    ("body", "merged"),
+    [
+        ("q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv) s = Add(q, k) y = Mul(s, v)", [3]),
+        # not merged: products of other tensors, and a weight that is read twice
+        ("q = MatMul(x, wq) h = Tanh(x) k = MatMul(h, wk) y = Add(q, k)", []),
+        ("q = MatMul(x, wq) k = MatMul(x, wk) r = MatMul(k, wq) s = Add(q, k) y = Add(s, r)", []),
+    ],
+)
+def test_products_of_one_tensor_are_merged(body: str, merged: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((4, 4)).astype(np.float32) for name in re.findall(r"w[qkv]", body)}
+    model = graph(f"(float[n,3,4] x) => (float[n,3,4] y) {{ {body} }}", **weights)
+    feed = {"x": rng.standard_normal((2, 3, 4)).astype(np.float32)}
+    assert problem(model, feed) is None
+    module, _ = in_torch(model, feed)
+    assert [len(step.outputs) for step in module.steps if step.operator == PRODUCTS] == merged
+    assert sum(buffer.numel() for buffer in module.buffers()) == 16 * len(weights)
 
 
 def test_weights_in_16_bits_stay_finite_and_divisors_stay_above_zero() -> None:

@@ -28,6 +28,9 @@ SHARED_FROM_BYTES = 1024
 """Weights of fewer bytes are copied into every session."""
 COPIES = frozenset({"MemcpyToHost", "MemcpyFromHost"})
 """Nodes that ONNX Runtime inserts between host and device."""
+_FUSIONS = ("MatMulAddFusion",)
+"""Fusions that ONNX Runtime counts among the basic optimisations, with constant folding. This one would surround
+products of three dimensions by reshapes, behind which no pattern of an attention is found."""
 _COPIES_KEY = "weft.copies"
 """Metadata key of a segment's file that is set if the segment copies between host and device."""
 _SHARED_TYPES = frozenset({*FLOATS, ElementType.INT8, ElementType.UINT8})  # weights of other types may be sizes
@@ -208,8 +211,9 @@ def open_on(
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
     for name, value in (weights or {}).items():
         options.add_initializer(name, value)
+    providers, disabled = device.providers(channels_last=channels_last), _FUSIONS if fold else ()
     with device.session_lock:
-        return ort.InferenceSession(str(path), options, providers=device.providers(channels_last=channels_last))
+        return ort.InferenceSession(str(path), options, providers=providers, disabled_optimizers=disabled)
 
 
 class StillCopies(Exception):

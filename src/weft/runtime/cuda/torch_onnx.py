@@ -37,6 +37,7 @@ from weft.models.operators import TorchNode, find
 from weft.runtime.cuda.device import HostDevice
 from weft.runtime.cuda.segments import open_on
 from weft.runtime.cuda.torch_attention import with_attention
+from weft.runtime.cuda.torch_products import with_merged_products
 from weft.runtime.cuda.torch_steps import Name, TorchStep
 from weft.runtime.cuda.torch_types import PRECISIONS, TYPES, as_torch
 from weft.runtime.tensors import Array
@@ -98,9 +99,10 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         """The numbers of each constant of ``store_constants``, and its type -> the buffer that holds it."""
         self._stores_constants = False
         steps = [self._step(node, versions) for node in graph.node]
-        self.steps = with_attention(steps, [name for name, _ in self.outputs], self._arrays)
+        outputs = [name for name, _ in self.outputs]
+        self.steps = with_merged_products(with_attention(steps, outputs, self._arrays), outputs, self._arrays)
         read = {argument for step in self.steps for argument in step.arguments if isinstance(argument, Name)}
-        for name in sorted(self._arrays.keys() & (read | {name for name, _ in self.outputs})):
+        for name in sorted(self._arrays.keys() & {*read, *outputs}):
             self._register_weight(name, self._arrays[name])
         del self._arrays
 
