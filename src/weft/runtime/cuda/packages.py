@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from weft.runtime.metadata import PROGRAM_SUFFIX
 from weft.runtime.onnxruntime_cpu import cache as caching
 
 FORMAT = 5
@@ -84,7 +85,7 @@ class CompileJob(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: Path  # its ONNX file
+    model: Path  # its file: of ONNX, or a program of torch
     shapes: Mapping[str, tuple[int, ...]]
     """Input -> its shape for one row."""
     values: Mapping[str, float] = {}
@@ -104,6 +105,11 @@ class CompileJob(BaseModel):
     max_pieces: int = 1
     cuts: tuple[str, ...] = ()
     """The nodes of the exported program before which it is cut besides; chosen by the compiler (``torch_pieces``)."""
+
+    @property
+    def is_program(self) -> bool:
+        """Whether the model is a program of torch, so that reading it may run code of its file."""
+        return self.model.suffix == PROGRAM_SUFFIX
 
     def shapes_at(self, rows: int) -> dict[str, list[int]]:
         """Input -> its shape for *rows* rows."""

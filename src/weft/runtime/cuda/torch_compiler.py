@@ -1,4 +1,4 @@
-"""A compiler process: it compiles an ONNX file for one batch size into a package of each piece (``packages``)."""
+"""A compiler process: it compiles a model for one batch size into a package of each piece (``packages``)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from weft.runtime.cuda.packages import (
     find,
 )
 from weft.runtime.cuda.rung import Rung
-from weft.runtime.cuda.torch_onnx import conversion
+from weft.runtime.cuda.torch_modules import conversion
 from weft.runtime.cuda.torch_packages import open_packages
 from weft.runtime.cuda.torch_pieces import CutProgram, TracedPiece
 from weft.runtime.cuda.torch_types import NUMBERED
@@ -55,7 +55,7 @@ class ExportedModel:
 
     def __init__(self, job: CompileJob, rows: int) -> None:
         shapes = job.shapes_at(rows)
-        module = conversion(job.model, job.precision, job.exits)(shapes).to(job.device)
+        module = conversion(job.model, job.precision, job.device, job.exits)(shapes)
         self._exits = bool(job.exits)
         inputs, outputs = (tuple(name for name, _ in named) for named in (module.inputs, module.outputs))
         self.names = CompiledPiece(inputs=inputs, outputs=outputs)

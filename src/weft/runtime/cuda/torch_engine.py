@@ -19,7 +19,8 @@ from weft.runtime.cuda.packages import find
 from weft.runtime.cuda.pieces import OpenPieces
 from weft.runtime.cuda.precision import BF16, FP16, FP32, difference
 from weft.runtime.cuda.rounds import rung_sizes
-from weft.runtime.cuda.torch_onnx import conversion
+from weft.runtime.cuda.torch_files import torch_device_name
+from weft.runtime.cuda.torch_modules import conversion
 from weft.runtime.cuda.torch_packages import open_packages
 from weft.runtime.engines import COMPILED, ONNXRUNTIME
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
@@ -43,7 +44,8 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     sizes = [rows for rows in rung_sizes(blueprint) if rows in manifest.packages]
     if sizes[-1:] != [blueprint.max_batch]:
         raise ModelError(f"batches of {blueprint.max_batch} rows were not compiled in time")
-    segments = open_packages(device, folder, manifest, conversion(path, options.precision))
+    converted = conversion(path, options.precision, torch_device_name(device))
+    segments = open_packages(device, folder, manifest, converted)
     specs = tuple(segment.spec for segment in segments)
     exits = tuple(exit_.model_copy(update={"segment": _index_of(exit_.output, specs)}) for exit_ in blueprint.exits)
     cut_blueprint = blueprint.model_copy(update={"segments": specs, "exits": exits})

@@ -17,11 +17,11 @@ from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.packages import WEIGHTS, Manifest, Package, StoredWeight
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Runnable, StillCopies, UncapturedTensors
 from weft.runtime.cuda.torch_files import as_channels_last, numbered, torch_device_name
+from weft.runtime.cuda.torch_modules import Shapes
 from weft.runtime.cuda.torch_types import TYPES, as_torch
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.tensors import Array
 
-Shapes = Mapping[str, Sequence[int]]
 RUNS_AT_A_TIME = 1
 """How many runs of a package may overlap."""
 

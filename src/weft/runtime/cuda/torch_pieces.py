@@ -7,8 +7,7 @@ exits is always cut at them.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -18,7 +17,8 @@ from weft.base.errors import ModelError
 from weft.runtime import cutting
 from weft.runtime.cuda import node_costs
 from weft.runtime.cuda.packages import CompiledPiece
-from weft.runtime.cuda.torch_program import ProgramPiece, TorchProgram, without_writing
+from weft.runtime.cuda.torch_modules import PieceModule, without_gaps
+from weft.runtime.cuda.torch_program import TorchProgram, without_writing
 
 CROSSING = "cut."
 """Begins the names of tensors between pieces; the rest is the node in the exported program."""
@@ -97,37 +97,10 @@ class CutProgram:
         """A value as it will be in memory between pieces."""
         if name in self._examples:
             return self._examples[name]
-        return _copy(self._tensors[name], channels_last=name in self._program.channels_last)
+        return without_gaps(self._tensors[name], channels_last=name in self._program.channels_last)
 
     def _names(self, names: Any) -> tuple[str, ...]:
         return tuple(self._file_names.get(name, f"{CROSSING}{name}") for name in names)
-
-
-class PieceModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are not followed
-    """A piece of a program, with the weights that it reads as buffers; takes and returns tensors in order."""
-
-    def __init__(self, program: TorchProgram, piece: ProgramPiece) -> None:
-        super().__init__()
-        self._program, self._piece = copy.copy(program), piece
-        self._buffer_of: dict[str, str] = {}
-        for name in program.held_by(piece):
-            value = program.held[name]
-            if isinstance(value, torch.Tensor):
-                self._buffer_of[name] = f"weight_{len(self._buffer_of)}"
-                is_image = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
-                self.register_buffer(self._buffer_of[name], _copy(value, channels_last=is_image))
-
-    def forward(self, *inputs: Any) -> tuple[Any, ...]:
-        """Run the piece on the inputs, in their order; returns the outputs."""
-        held: Mapping[str, Any] = {name: getattr(self, buffer) for name, buffer in self._buffer_of.items()}
-        self._program.held = {**self._program.held, **held}
-        results = self._program.run(self._piece, dict(zip(self._piece.inputs, inputs, strict=True)))
-        return tuple(results[name] for name in self._piece.outputs)
-
-
-def _copy(tensor: Any, *, channels_last: bool) -> Any:
-    """A copy without gaps in memory; tensors of the inference mode cannot be exported, and copies are none."""
-    return tensor.detach().clone(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def _bytes(value: Any) -> int:
