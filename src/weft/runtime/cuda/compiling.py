@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from weft.base.child_processes import bare_environment
 from weft.base.errors import reason_of
-from weft.runtime.cuda.kind import COMPILERS, CudaEngineKind
+from weft.runtime.cuda.device_files import compilers, device_files
 from weft.runtime.cuda.packages import MANIFEST, REFERENCE, WEIGHTS, CompileJob, Manifest, find, is_private
 from weft.runtime.isolated.confinement import Confinement, confine, end_with
 from weft.runtime.own_folder import LOCK, make_folder, release, remove
@@ -114,16 +114,15 @@ def _confinement(job: CompileJob, folder: Path) -> Confinement:
 
     It may write to *folder*, and run Python, which is the compiler.
     """
-    kind = CudaEngineKind()
-    device_files = kind.files(job.device)
+    device = device_files()
     return Confinement(
         os.getpid(),
         memory_bytes=None,  # ``_await_compiler`` limits it
         open_files=OPEN_FILES,
-        readable=(*map(str, {job.model.absolute().parent, job.model.resolve().parent}), *device_files.read),
+        readable=(*map(str, {job.model.absolute().parent, job.model.resolve().parent}), *device.read),
         writable=(str(folder),),
-        device=device_files.written,
-        programs=(*COMPILERS, *kind.programs(job.device), sys.prefix, sys.base_prefix),
+        device=device.written,
+        programs=(*compilers(), sys.prefix, sys.base_prefix),
     )
 
 

@@ -50,7 +50,8 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     exits = tuple(exit_.model_copy(update={"segment": _index_of(exit_.output, specs)}) for exit_ in blueprint.exits)
     cut_blueprint = blueprint.model_copy(update={"segments": specs, "exits": exits})
     pieces = OpenPieces(device, cut_blueprint, dict(zip(specs, segments, strict=True)), segments[0].weights)
-    rungs = [pieces.rung(rows) for rows in sizes]
+    # The largest first, so that the graphs of smaller ones use its scratch memory instead of adding to it.
+    rungs = [pieces.rung(rows) for rows in reversed(sizes)][::-1]
     times_s = {rung.rows: tuple(rung.timed(index) for index in range(len(specs))) for rung in rungs}
     # A batch takes as long as the next larger size that was compiled.
     by_rows_s = {rows: next(times_s[size] for size in sizes if size >= rows) for rows in range(1, sizes[-1] + 1)}
