@@ -187,7 +187,7 @@ def test_packages_in_one_piece_stay_unless_all_pieces_are_compiled(
     monkeypatch.setattr(subprocess, "call", compile_rows)
     monkeypatch.setattr("weft.runtime.cuda.torch_compiler.choose_cuts", lambda job, folder: ("node",))
     job = job.model_copy(update={"rows": (1, 2, 4), "grain_s": 1e-9})
-    assert compiling._compile_sizes(tmp_path, job, 2) == 0
+    assert compiling._compile_sizes(tmp_path, job, 1) == 0
     manifest = Manifest.model_validate_json((tmp_path / MANIFEST).read_bytes())
     assert manifest.pieces == (whole if fails else cut) and sorted(manifest.packages) == [1, 2, 4]
     assert (tmp_path / WEIGHTS).read_text() == ("whole" if fails else "cut")
