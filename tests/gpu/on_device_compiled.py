@@ -1,4 +1,4 @@
-"""ONNX files through torch's compiler on a GPU: conversion, packages in CUDA graphs, weights that come and go.
+"""Models through torch's compiler on a GPU: conversion, packages in CUDA graphs, weights that come and go.
 
 ``make test-gpu`` runs it. It needs torch, triton and gcc, and no onnxruntime-gpu; without a GPU everything is skipped.
 """
@@ -22,16 +22,19 @@ from tests.runtime.cuda.conversion_cases import all_graphs
 from tests.runtime.cuda.converted import network_problems, problems
 from tests.runtime.cuda.converted_networks import FLOAT32_ONLY, NETWORKS
 from tests.runtime.cuda.nets import WIDTH, chain, drawn, wanted
+from tests.runtime.cuda.torch_nets import draw_images, images, run_net
+from tests.runtime.exit_nets import CLASSES, EXITS, SIDE, conv_net, samples
 from tests.serving import live
 from tests.support.inference import infer_fp32
 from weft.models import zoo
 from weft.models.onnx_graph import save
-from weft.runtime.backend import LoadOptions
+from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda.compiling import CompileLimits, compile_model
 from weft.runtime.cuda.packages import CompileJob, find
 from weft.runtime.cuda.precision import FP16, FP32, difference
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.torch_engine import WITHIN, compiled_model
+from weft.runtime.exits import ExitSpec
 from weft.runtime.onnxruntime_cpu.model import Blueprint
 from weft.runtime.onnxruntime_cpu.sessions import open_model
 from weft.runtime.tensors import TensorSpec
@@ -102,6 +105,54 @@ def test_a_compiled_model_is_captured_over_weights_that_come_and_go(
         model.evict()
         model.restore()
     model.close()
+
+
+@pytest.mark.parametrize(("precision", "grain_s"), [("fp32", None), ("fp16", 1e-9)])
+def test_samples_leave_a_compiled_model_at_its_exits(
+    gpu: Any, precision: str, grain_s: float | None, tmp_path: Path
+) -> None:
+    path, shapes = conv_net(tmp_path / "exits.onnx"), {"x": (1, 1, SIDE, SIDE)}
+    job = CompileJob(
+        model=path, shapes=shapes, rows=(1, 4), batched=True, precision=precision, device="cuda:0",
+        device_name=gpu.name, grain_s=grain_s, max_pieces=6, exits=EXITS,
+    )  # fmt: skip
+    folder = compile_model(job, tmp_path / "cache", LIMITS)
+    blueprint = Blueprint(
+        inputs=(TensorSpec("x", "FP32", (-1, 1, SIDE, SIDE)),), outputs=(TensorSpec(EXITS[-1], "FP32", (-1, CLASSES)),),
+        segments=(), warm_shapes=shapes, batchable=True, max_batch=4, times_s={rows: (1.0,) for rows in range(1, 5)},
+        exits=tuple(ExitSpec(output=name, segment=at) for at, name in enumerate(EXITS)),
+    )  # fmt: skip
+    options = replace(LoadOptions(), precision=precision, engine="auto", packages=str(folder), max_batch=4)
+    model = compiled_model(gpu, path, options, blueprint)
+    assert not model.uncaptured() and (len(model.segments) == 3) == (grain_s is None)
+    session, feed = open_model(path, 1), samples(4)
+    right = dict(zip(EXITS, session.run([*EXITS], {"x": feed}), strict=True))
+    assert difference(right, model.run({"x": feed})) < WITHIN[precision]
+    end = model.exits.specs[0].segment
+    values: Any = BatchPart({"x": feed})
+    for segment in range(len(model.segments)):  # rows 3 and 1 stay behind the first exit
+        launched = model.launch(Step(segment, [values], rows=4 if segment <= end else 2))
+        values = BatchPart(launched.outputs[0].values, [3, 1] if segment == end else None)
+    launched.answered.wait()
+    assert difference({"logits": right["logits"][[3, 1]]}, launched.outputs[0].answers) < WITHIN[precision]
+    model.close()
+
+
+def test_the_server_compiles_a_program_of_torch(tmp_path: Path) -> None:
+    _, net = images(tmp_path / "models" / "images" / "1" / "model.pt2")
+    (tmp_path / "models" / "images" / "weft.toml").write_text(
+        'max_batch = 4\nrows = "independent"\nengine = "compiled"\n'
+    )
+    settings = {"device": "cuda:0", "cache": tmp_path / "cache", "allow_programs": True}
+    with live.running(tmp_path / "models", **settings) as server:
+        engine, ends_s = "", time.monotonic() + 300
+        while engine != "compiled" and time.monotonic() < ends_s:
+            found, right = infer_fp32(server, "images", draw_images(3)), run_net(net, draw_images(3))
+            np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-3)
+            slot = server.server.service.library.find("images")
+            engine = slot.served.loaded.timing.engine if slot.served else ""
+            time.sleep(0.2)
+        assert engine == "compiled", slot.served and slot.served.loaded.remarks
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

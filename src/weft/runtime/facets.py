@@ -35,8 +35,7 @@ class SegmentTiming:
     learned: bool = True
     """Whether it was cut, measured and warmed up as far as possible; False: it is served whole, as it was opened."""
     engine: Literal["onnxruntime", "torch", "compiled"] = "onnxruntime"
-    """What ran when the times were measured: "torch" for an ONNX file that torch runs step by step. Programs of torch,
-    which have no other engine, have "onnxruntime"."""
+    """What ran when the times were measured: "torch" for files that torch runs step by step."""
     engines_s: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """Engine -> rows of a batch -> seconds of the whole model, if several engines were timed."""
     gated: bool = False

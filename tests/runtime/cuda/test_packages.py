@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -73,6 +74,42 @@ def test_batch_sizes_of_an_earlier_stage_are_not_compiled_again(
     monkeypatch.setattr(compiling.subprocess, "call", lambda command: seen.append(command) or 0)
     assert compiling._compile_sizes(place, job, 2) == 0
     assert [CompileJob.model_validate_json(command[-2]).rows for command in seen] == [(2,)]
+
+
+def test_the_compiler_of_a_program_is_confined(
+    job: CompileJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) < 0:  # which asks for its version
+        pytest.skip("this system has no Landlock, and the compiler is as little confined as the worker")
+    place = tmp_path / "models"
+    place.mkdir()
+    (place / "program.pt2").write_text("read")
+    (tmp_path / "secret").write_text("secret")
+    tries = f"""
+def attempt(action, *arguments):
+    try:
+        return str(action(*arguments))
+    except OSError as error:
+        return type(error).__name__
+print([
+    attempt(pathlib.Path({str(place / "program.pt2")!r}).read_text),
+    attempt(pathlib.Path({str(tmp_path / "secret")!r}).read_text),
+    attempt(pathlib.Path({str(place / "written")!r}).write_text, ""),
+    attempt(pathlib.Path("/dev/shm/written").write_text, ""),
+    attempt((folder / "written").write_text, ""),
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"],
+])
+raise SystemExit(1)
+"""
+    compiler(monkeypatch, tries)
+    program = job.model_copy(update={"model": place / "program.pt2"})
+    with pytest.raises(NotCompiled) as refused:
+        compile_model(program, tmp_path / "cache", AMPLE)
+    denied = "PermissionError"
+    assert str(refused.value) == str(["read", denied, denied, denied, "0", "1"])
+    with pytest.raises(NotCompiled) as refused:
+        compile_model(job, tmp_path / "cache", AMPLE._replace(threads=2))
+    assert str(refused.value).startswith("['read', 'secret', '0', ")
 
 
 def test_its_environment_has_no_secrets_and_its_folders_are_its_own(
@@ -150,7 +187,7 @@ def test_packages_in_one_piece_stay_unless_all_pieces_are_compiled(
     monkeypatch.setattr(subprocess, "call", compile_rows)
     monkeypatch.setattr("weft.runtime.cuda.torch_compiler.choose_cuts", lambda job, folder: ("node",))
     job = job.model_copy(update={"rows": (1, 2, 4), "grain_s": 1e-9})
-    assert compiling._compile_sizes(tmp_path, job, 2) == 0
+    assert compiling._compile_sizes(tmp_path, job, 1) == 0
     manifest = Manifest.model_validate_json((tmp_path / MANIFEST).read_bytes())
     assert manifest.pieces == (whole if fails else cut) and sorted(manifest.packages) == [1, 2, 4]
     assert (tmp_path / WEIGHTS).read_text() == ("whole" if fails else "cut")

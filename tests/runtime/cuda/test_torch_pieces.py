@@ -11,12 +11,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.runtime.cuda.nets import WIDTH, chain, convolving, drawn, wanted
+from tests.runtime.cuda.nets import WIDTH, chain, convolving, drawn, leaving, wanted
 from tests.runtime.cuda.uncompiled import packaged, without_compiler
+from tests.runtime.exit_nets import EXITS, SIDE, conv_net, samples
+from weft.base.errors import ModelError
 from weft.models import zoo
 from weft.models.onnx_graph import load, save
 from weft.runtime.backend import BatchPart, LoadOptions, Step
-from weft.runtime.cuda import packager
+from weft.runtime.cuda import packager, reference_answers
 from weft.runtime.cuda.compiling import CompileLimits, NotCompiled, compile_model
 from weft.runtime.cuda.device import TWIN_CUTS, HostDevice
 from weft.runtime.cuda.packager import Packager
@@ -40,8 +42,9 @@ def job(path: Path, shapes: dict[str, tuple[int, ...]], **more: Any) -> CompileJ
 
 def cut(whole: CompileJob, folder: Path) -> Path:
     """The packages of a model in the pieces that the compiler chooses."""
-    cuts = choose_cuts(whole, packaged(whole.model_copy(update={"rows": (1, 4)}), folder / "whole"))
-    return packaged(whole.model_copy(update={"cuts": cuts}), folder / "cut")
+    uncut = packaged(whole, folder / "whole")
+    cuts = choose_cuts(whole, uncut)
+    return packaged(whole.model_copy(update={"cuts": cuts}), folder / "cut") if cuts else uncut
 
 
 def opened(path: Path, folder: Path, tmp_path: Path, options: LoadOptions = OPTIONS) -> Any:
@@ -104,6 +107,58 @@ def _floats(session: Any) -> set[str]:
     return {value.name for value in session.get_inputs() if value.type == "tensor(float)"}
 
 
+@pytest.mark.parametrize(
+    ("precision", "max_pieces"),
+    [("fp32", 3), ("fp16", 9), pytest.param("fp32", 9, marks=pytest.mark.long)],
+)
+def test_samples_leave_a_compiled_model_at_its_exits(precision: str, max_pieces: int, tmp_path: Path) -> None:
+    path, sizes = conv_net(tmp_path / "exits.onnx"), (1, SIDE, SIDE)
+    options = replace(OPTIONS, exits=EXITS, precision=precision)
+    at_exits = job(path, {"x": (1, *sizes)}, exits=EXITS, precision=precision, max_pieces=max_pieces)
+    model = opened(path, cut(at_exits, tmp_path), tmp_path, options)
+    pieces = len(model.segments)
+    assert model.timing.engine == "compiled" and model.batching.mergeable and (pieces > 3) == (max_pieces > 3)
+    ends = {spec.segment: spec.output for spec in model.exits.specs}
+    assert tuple(ends.values()) == EXITS and [*ends] == sorted(ends) and max(ends) == pieces - 1
+    session = open_model(path, 1)
+
+    def launched(segment: int, feed: Any, *parts: BatchPart) -> Any:
+        """The values after a segment; *feed*: the inputs of the rows that are there."""
+        step = model.launch(Step(segment, parts, rows=len(feed)))
+        assert [*step.outputs[0].answers] == [name for at, name in ends.items() if at == segment]
+        assert step.onward == (segment not in ends)
+        check(step.outputs[0].answers, feed)
+        return step.outputs[0].values
+
+    def check(answers: dict[str, Any], feed: Any) -> None:
+        for name, answer in answers.items():
+            expected = session.run([name], {"x": feed})[0]
+            near = np.abs(expected).max() * (1e-2 if precision == "fp16" else 1e-5)
+            np.testing.assert_allclose(answer, expected, atol=near)
+
+    one, other = samples(3, sizes), samples(9, sizes, seed=2)
+    assert [*model.run({"x": other})] == [*EXITS]
+    check(model.run({"x": other}), other)  # more than the largest batch: in parts
+    first, second, both = {"x": one}, {"x": other[:2]}, np.concatenate([one[[2, 0]], other[:2]])
+    after_exit = min(ends) + 1
+    for segment in range(after_exit):
+        first, second = launched(segment, one, BatchPart(first)), launched(segment, other[:2], BatchPart(second))
+    values = launched(after_exit, both, BatchPart(first, [2, 0]), BatchPart(second))
+    for segment in range(after_exit + 1, pieces):
+        values = launched(segment, both, BatchPart(values))
+
+
+def test_a_compiled_model_is_checked_at_its_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = leaving(tmp_path / "leaving.onnx")
+    exits, options = ("early", "late"), replace(OPTIONS, exits=("early", "late"))
+    folder = packaged(job(path, {"x": (1, WIDTH)}, exits=exits), tmp_path / "packages")
+    read = reference_answers.read
+    wrong = ((inputs, {**answers, "early": answers["early"] + 1}) for inputs, answers in read(folder))
+    monkeypatch.setattr(reference_answers, "read", lambda folder: wrong)
+    model = opened(path, folder, tmp_path, options)
+    assert "stays with ONNX Runtime: compiled, it differs from float32 by" in model.remarks[-1]
+
+
 def test_a_compiled_model_is_captured_and_measured_on_parts_of_the_device(tmp_path: Path) -> None:
     path = chain(tmp_path / "chain.onnx")
     shared = replace(OPTIONS, shares=True)
@@ -137,7 +192,7 @@ def test_no_cut_is_crossed_by_a_tensor_without_rows(tmp_path: Path) -> None:
     path = tmp_path / "turned.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     program = ExportedModel(job(path, {"x": (1, WIDTH)}), 4).cut_program()
-    assert [name.partition("_")[0] for name in program.choose_cuts(1.0, 1e-3, 10)] == ["relu", "tanh", "to"]
+    assert [name.partition("_")[0] for name in program.choose_cuts([1.0], 1e-3, 10)] == ["relu", "tanh", "to"]
 
 
 def test_what_onnx_runtime_cuts_is_compiled_with_a_grain_unless_sizes_are_free(
@@ -161,6 +216,18 @@ def test_what_onnx_runtime_cuts_is_compiled_with_a_grain_unless_sizes_are_free(
     model = prepare_on(HostDevice(runs_sessions=False), path, replace(OPTIONS, grain_s=1.0))
     Packager("cuda:twin", "cpu").packages(path, replace(OPTIONS, grain_s=1.0), model, tmp_path, compile_now=True)
     assert seen[-1].grain_s == 1.0, "torch cuts nothing, so the compiler has to find out"
+
+
+def test_a_model_with_exits_is_compiled_unless_sizes_are_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[CompileJob] = []
+    monkeypatch.setattr(packager, "compile_model", lambda job, folder, limits: seen.append(job))
+    path, options = conv_net(tmp_path / "exits.onnx", marked=True), replace(OPTIONS, grain_s=1.0)
+    model = prepare_on(HostDevice(), path, options)
+    Packager("cuda:twin", "cpu").packages(path, options, model, tmp_path, compile_now=True)
+    assert [(job.exits, job.grain_s, job.first_stage().exits) for job in seen] == [(EXITS, None, EXITS)]
+    model.inputs = tuple(spec._replace(shape=(-1, 1, -1, -1)) for spec in model.inputs)
+    with pytest.raises(ModelError, match="it has exits and free sizes"):
+        Packager("cuda:twin", "cpu").packages(path, options, model, tmp_path, compile_now=True)
 
 
 def test_one_row_and_the_largest_batch_are_compiled_first(
@@ -202,3 +269,16 @@ def test_the_compiler_cuts_what_takes_longer_than_a_grain(tmp_path: Path, monkey
     model = opened(path, folder, tmp_path)
     for rows in (1, 4, 11):
         np.testing.assert_allclose(model.run(drawn(rows))["y"], wanted(path, drawn(rows)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.long
+def test_the_compiler_cuts_at_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    path = conv_net(tmp_path / "exits.onnx")
+    at_exits = job(path, {"x": (1, 1, SIDE, SIDE)}, exits=EXITS, rows=(1, 4), grain_s=None)
+    folder = compile_model(at_exits, tmp_path / "packages", CompileLimits(1800, 8 << 30, 2))
+    model = opened(path, folder, tmp_path, replace(OPTIONS, exits=EXITS, grain_s=1.0))
+    assert model.timing.engine == "compiled" and len(model.segments) == 3, model.remarks
+    answers, session = model.run({"x": samples(3)}), open_model(path, 1)
+    for name, expected in zip(EXITS, session.run([*EXITS], {"x": samples(3)}), strict=True):
+        np.testing.assert_allclose(answers[name], expected, atol=1e-5 * np.abs(expected).max())

@@ -19,21 +19,19 @@ PROGRAM = "program.pt2"
 
 
 class Program:
-    """A package as torch's runner of compiled ones gives it."""
+    """A package as ``PackageRunner`` runs it."""
 
     def __init__(self, folder: Path) -> None:
         self._exported = torch.export.load(folder / PROGRAM)
         self._constants: Mapping[str, Any] = {}
 
-    def get_constant_names_to_original_fqns(self) -> dict[str, str]:
+    def weight_names(self) -> dict[str, str]:
         return {f"_{name}": name for name in (*self._exported.state_dict, *self._exported.constants)}
 
-    def update_constant_buffer(
-        self, constants: Mapping[str, Any], use_inactive: bool, check_full_update: bool, user_managed: bool
-    ) -> None:
-        names = self.get_constant_names_to_original_fqns()
-        assert (use_inactive, check_full_update, user_managed) == (False, True, True) and {*constants} == {*names}
-        self._constants = {names[name]: tensor for name, tensor in constants.items()}
+    def use_weights(self, weights: Mapping[str, Any]) -> None:
+        names = self.weight_names()
+        assert {*weights} == {*names}
+        self._constants = {names[name]: tensor for name, tensor in weights.items()}
 
     def run(self, inputs: list[Any]) -> list[Any]:
         held = {**self._exported.state_dict, **self._exported.constants}

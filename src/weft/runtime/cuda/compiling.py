@@ -1,7 +1,8 @@
 """Compiling a model outside of the processes that run models: the compiler in a process group of its own, with limits.
 
 The compiler has limits of time, memory and threads, and no secrets in its environment variables. It writes only to the
-folder that becomes the folder of the model's packages (``packages``).
+folder that becomes the folder of the model's packages (``packages``). Reading a program of torch runs code of its file,
+so the compiler of a program is confined like the worker that runs the program, and may read and write less.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,14 +24,17 @@ from typing import NamedTuple
 
 from weft.base.child_processes import bare_environment
 from weft.base.errors import reason_of
+from weft.runtime.cuda.device_files import compilers, device_files
 from weft.runtime.cuda.packages import MANIFEST, REFERENCE, WEIGHTS, CompileJob, Manifest, find, is_private
-from weft.runtime.isolated.confinement import end_with
+from weft.runtime.isolated.confinement import Confinement, confine, end_with
 from weft.runtime.own_folder import LOCK, make_folder, release, remove
 
 MOST_BYTES = 32 << 30
 """Limit for all packages in a cache together; the least recently used packages are removed first."""
 PROCESS_BYTES, WEIGHT_COPIES = 3 << 30, 6
 """Memory of a process that compiles one batch size: torch with a GPU, and copies of the weights meanwhile."""
+OPEN_FILES = 1024
+"""Most open files of a confined compiler, as of a worker."""
 LOOK_S = 0.25
 """Seconds between checks of a compiler's time and memory."""
 PRIORITY = 10
@@ -48,6 +53,8 @@ def compiler() -> None:
     if processes:
         from weft.runtime.cuda import reference_answers  # imported here, as it imports ONNX Runtime
 
+        if job.is_program:  # before there are two threads: torch's modules cannot be imported by both at a time
+            import weft.runtime.cuda.torch_compiler  # noqa: F401
         with ThreadPoolExecutor(1) as pool:
             answers = pool.submit(reference_answers.store, job, folder, processes)
             exit_code = _compile_sizes(folder, job, processes)
@@ -86,13 +93,37 @@ def _compile_sizes(folder: Path, job: CompileJob, processes: int) -> int:
     return max(exit_code, compile_rows(folder, job, sizes[2:]), key=abs)
 
 
-def _command(folder: Path, job: str, processes: int) -> list[str]:
-    """The command line of a compiler; *job*: as JSON. *processes*: 0 to compile its only batch size."""
-    return [sys.executable, "-P", "-s", "-c", START, str(folder), job, str(processes)]
+def _command(folder: Path, job: str, processes: int, confinement: Confinement | None = None) -> list[str]:
+    """The command line of a compiler; *job*: as JSON. *processes*: 0 to compile its only batch size.
+
+    confinement: takes effect before anything is imported that starts threads, which it would not restrict; processes
+    that the compiler starts inherit it.
+    """
+    code = START if confinement is None else CONFINE.format(asdict(confinement)) + START
+    return [sys.executable, "-P", "-s", "-c", code, str(folder), job, str(processes)]
 
 
 START = f"from {compiler.__module__} import {compiler.__name__} as main; main()"
 """The Python code that the compiler process runs."""
+CONFINE = f"from {confine.__module__} import Confinement, confine; confine(Confinement(**{{}})); "
+"""The code before it that gives up all rights but those of a confinement."""
+
+
+def _confinement(job: CompileJob, folder: Path) -> Confinement:
+    """What the compiler of a program may use: of the worker's rights, those to the program and to the device.
+
+    It may write to *folder*, and run Python, which is the compiler.
+    """
+    device = device_files()
+    return Confinement(
+        os.getpid(),
+        memory_bytes=None,  # ``_await_compiler`` limits it
+        open_files=OPEN_FILES,
+        readable=(*map(str, {job.model.absolute().parent, job.model.resolve().parent}), *device.read),
+        writable=(str(folder),),
+        device=device.written,
+        programs=(*compilers(), sys.prefix, sys.base_prefix),
+    )
 
 
 class NotCompiled(Exception):
@@ -169,9 +200,13 @@ def _run_compiler(job: CompileJob, folder: Path, limits: CompileLimits) -> str:
         # else ten test programs of 3 s each find the vector instructions of the processor, for code that no GPU runs
         "TORCHINDUCTOR_VEC_ISA_OK": "0",
     }
+    confinement = _confinement(job, folder) if job.is_program else None
+    if confinement is not None:
+        # more threads are processes of the compiler's own with semaphores in /dev/shm, where clients' inputs are
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     with open(folder / "log", "w+b", opener=partial(os.open, mode=0o600)) as log:
         process = subprocess.Popen(
-            _command(folder, job.model_dump_json(), processes),
+            _command(folder, job.model_dump_json(), processes, confinement),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

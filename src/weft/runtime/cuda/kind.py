@@ -6,7 +6,6 @@ This is what ``--device cuda:0`` is registered with. Nothing of torch is importe
 from __future__ import annotations
 
 import dataclasses
-import glob
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -17,17 +16,9 @@ from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.runtime.backend import Backend
 from weft.runtime.cuda import requirements
 from weft.runtime.cuda.cpu_twins import is_twin
-from weft.runtime.isolated.confinement import LIBRARIES
+from weft.runtime.cuda.device_files import compilers, device_files
 from weft.runtime.isolated.engine import DeviceFiles, WorkerEngine
 from weft.runtime.isolated.limits import WorkerLimits
-
-READ = ("/proc", "/sys", "/usr/local/nvidia", "/usr/local/cuda", "/opt/nvidia", "/etc/nvidia", "/usr/share/nvidia")
-"""Files that CUDA's libraries read."""
-WRITTEN = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/dxg", "/dev/null", "/proc/self")
-"""Files of the GPUs, and files by which the process names its threads."""
-COMPILERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec", "/usr/include", *LIBRARIES)
-"""Folders of the C compiler and its files, which triton uses to build kernels, and of libraries: programs are loaded by
-one of them."""
 
 
 class CudaEngineKind:
@@ -50,12 +41,11 @@ class CudaEngineKind:
             import weft.runtime.cuda.gpu  # noqa: F401
 
     def files(self, name: str) -> DeviceFiles:
-        return DeviceFiles(READ, tuple(sorted(path for pattern in WRITTEN for path in glob.glob(pattern))))
+        return device_files()
 
     def programs(self, name: str) -> tuple[str, ...]:
         """The compilers of kernels, if an installed package needs them."""
-        triton = None if is_twin(name) else find_spec("triton")
-        return () if triton is None else (*COMPILERS, *(triton.submodule_search_locations or ()))
+        return () if is_twin(name) or find_spec("triton") is None else compilers()
 
 
 class CudaKind:

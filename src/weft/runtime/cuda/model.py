@@ -64,13 +64,15 @@ class DeviceModel(BlueprintModel):
         return lane.start(self, step, ended)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Run all segments one after another, and wait; returns the outputs."""
+        """Run all segments one after another, and wait; returns the outputs, and the answers at exits."""
         values: Any = inputs
+        answers: dict[str, Array] = {}
         for segment in range(len(self.segments)):
             launched = self.launch(Step(segment, [BatchPart(values)], rows=len(next(iter(inputs.values())))))
             values = launched.outputs[0].values
-        launched.answered.wait()
-        return launched.outputs[0].answers
+            answers |= launched.outputs[0].answers
+        launched.answered.wait()  # copies to the host end in the order of their starts
+        return answers
 
     def uncaptured(self) -> dict[int, str]:
         """Index of each segment that could not be captured at some batch size -> the reason."""

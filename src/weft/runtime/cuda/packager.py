@@ -17,7 +17,7 @@ from weft.runtime.cuda.model import ladder
 from weft.runtime.cuda.packages import CompileJob, find
 from weft.runtime.engines import AUTO, ONNXRUNTIME, Engine
 from weft.runtime.isolated.device import CompiledCode
-from weft.runtime.metadata import ONNX, kind_of
+from weft.runtime.metadata import ONNX, PROGRAM_SUFFIX, kind_of
 
 log = logging.getLogger("weft.models")
 
@@ -64,8 +64,11 @@ class Packager:
     def _job(self, path: Path, options: LoadOptions, model: LoadedModel) -> CompileJob:
         """What is to be compiled; ``ModelError`` if the model cannot be compiled."""
         shapes = model.timing.warm_shapes
-        if kind_of(path, "cuda").name != ONNX or model.tasks or model.exits or shapes is None:
-            raise ModelError("programs, stitched models and models with exits have no compiled engine so far")
+        is_stitched = path.suffix != PROGRAM_SUFFIX and kind_of(path, "cuda").name != ONNX
+        if is_stitched or model.tasks or shapes is None:
+            raise ModelError("stitched models have no compiled engine so far")
+        if model.exits and _has_free_sizes(model):
+            raise ModelError("it has exits and free sizes: pieces are compiled for their shapes only")
         if any("runs on the CPU" in remark for remark in model.remarks):
             raise ModelError("it runs on the CPU")
         rows = ladder(model.batching.max_batch) if model.batching.batchable else [1]
@@ -74,6 +77,7 @@ class Packager:
             shapes=dict(shapes),
             values=options.values,
             rows=tuple(rows),
+            exits=tuple(spec.output for spec in model.exits.specs) if model.exits else (),
             precision=options.precision,
             device=self._device,
             device_name=self._device_name,
@@ -90,10 +94,15 @@ def _limits(options: LoadOptions) -> CompileLimits:
 
 
 def _may_be_cut(model: LoadedModel) -> bool:
-    """Whether a compiled model may have to be cut: if ONNX Runtime cut it, or torch runs it, which cuts nothing.
+    """Whether a compiled model may have to be cut: if ONNX Runtime cut it, or torch runs it.
 
     With other free sizes than the rows it stays whole, as pieces are compiled for their shapes only.
     """
+    at_exits = len(model.exits.specs) if model.exits else 1
+    return (len(model.segments) > at_exits or model.timing.engine == "torch") and not _has_free_sizes(model)
+
+
+def _has_free_sizes(model: LoadedModel) -> bool:
+    """Whether its inputs have free sizes besides the rows."""
     first = int(model.batching.batchable)
-    has_free_sizes = any(-1 in spec.shape[first:] for spec in model.inputs)
-    return (len(model.segments) > 1 or model.timing.engine == "torch") and not has_free_sizes
+    return any(-1 in spec.shape[first:] for spec in model.inputs)

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from weft.runtime.metadata import PROGRAM_SUFFIX
 from weft.runtime.onnxruntime_cpu import cache as caching
 
-FORMAT = 4
+FORMAT = 5
 """Increase it whenever packages, or the content of their folder, change."""
 MANIFEST, WEIGHTS, REFERENCE = "packages.json", "weights.bin", "reference.npz"
 
@@ -60,7 +61,7 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     pieces: tuple[CompiledPiece, ...]
-    """One, unless the model was cut."""
+    """One, unless the model was cut or has exits."""
     batched: bool = False
     """Whether all inputs and outputs have a row for each sample of a batch."""
     channels_last: tuple[str, ...] = ()
@@ -84,7 +85,7 @@ class CompileJob(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: Path  # its ONNX file
+    model: Path  # its file: of ONNX, or a program of torch
     shapes: Mapping[str, tuple[int, ...]]
     """Input -> its shape for one row."""
     values: Mapping[str, float] = {}
@@ -92,6 +93,8 @@ class CompileJob(BaseModel):
     rows: tuple[int, ...]
     """Batch sizes; only 1 for a model that is not batched."""
     batched: bool = False
+    exits: tuple[str, ...] = ()
+    """Outputs that are exits, shallow to deep, the end last; it is cut at all of them, and has no other outputs."""
     precision: str  # as in ``LoadOptions``
     device: str
     """torch's name of the device."""
@@ -101,14 +104,19 @@ class CompileJob(BaseModel):
     """Longest segment of a model that may have to be cut, in seconds; None: it stays in one piece."""
     max_pieces: int = 1
     cuts: tuple[str, ...] = ()
-    """The nodes of the exported program before which it is cut; chosen by the compiler (``torch_pieces``)."""
+    """The nodes of the exported program before which it is cut besides; chosen by the compiler (``torch_pieces``)."""
+
+    @property
+    def is_program(self) -> bool:
+        """Whether the model is a program of torch, so that reading it may run code of its file."""
+        return self.model.suffix == PROGRAM_SUFFIX
 
     def shapes_at(self, rows: int) -> dict[str, list[int]]:
         """Input -> its shape for *rows* rows."""
         return {name: [shape[0] * rows, *shape[1:]] if shape else [] for name, shape in self.shapes.items()}
 
     def first_stage(self) -> CompileJob:
-        """The job for one row and the largest batch only, in one piece."""
+        """The job for one row and the largest batch only, cut at exits alone."""
         return self.model_copy(update={"rows": tuple(sorted({1, *self.rows[-1:]})), "grain_s": None})
 
     def folder(self, cache: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A compiler process: it compiles an ONNX file for one batch size into a package of each piece (``packages``)."""
+"""A compiler process: it compiles a model for one batch size into a package of each piece (``packages``)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from weft.runtime.cuda.packages import (
     find,
 )
 from weft.runtime.cuda.rung import Rung
-from weft.runtime.cuda.torch_onnx import conversion
+from weft.runtime.cuda.torch_modules import conversion
 from weft.runtime.cuda.torch_packages import open_packages
 from weft.runtime.cuda.torch_pieces import CutProgram, TracedPiece
 from weft.runtime.cuda.torch_types import NUMBERED
@@ -55,7 +55,8 @@ class ExportedModel:
 
     def __init__(self, job: CompileJob, rows: int) -> None:
         shapes = job.shapes_at(rows)
-        module = conversion(job.model, job.precision)(shapes).to(job.device)
+        module = conversion(job.model, job.precision, job.device, job.exits)(shapes)
+        self._exits = bool(job.exits)
         inputs, outputs = (tuple(name for name, _ in named) for named in (module.inputs, module.outputs))
         self.names = CompiledPiece(inputs=inputs, outputs=outputs)
         # example inputs, whose values do not matter
@@ -70,7 +71,7 @@ class ExportedModel:
 
     def cut_program(self) -> CutProgram:
         """The model as a program that can be cut."""
-        return CutProgram(self.exported, self.examples, self.names)
+        return CutProgram(self.exported, self.examples, self.names, exits=self._exits)
 
 
 class PackageWriter:
@@ -83,7 +84,7 @@ class PackageWriter:
         """Compile the packages of a batch size, and add them to the manifest in the folder."""
         model = ExportedModel(self._job, rows)
         pieces, channels_last = [model.whole()], frozenset[str]()
-        if self._job.cuts:
+        if self._job.cuts or self._job.exits:
             program = model.cut_program()
             pieces, channels_last = list(program.pieces(self._job.cuts)), program.channels_last()
         manifest = Manifest(
@@ -147,23 +148,27 @@ class PackageWriter:
 
 
 def choose_cuts(job: CompileJob, folder: Path) -> tuple[str, ...]:
-    """The nodes before which to cut a model whose packages in one piece are in *folder*; () if it is fast enough."""
+    """The nodes before which to cut a model whose packages are in *folder*, uncut or cut at its exits.
+
+    () if all pieces are fast enough.
+    """
     manifest, model, device = find(folder), ExportedModel(job, max(job.rows)), _device(job)
     assert manifest is not None and job.grain_s is not None
     types = {
         name: example.cpu().numpy().dtype for name, example in zip(model.names.inputs, model.examples, strict=True)
     }
 
-    def seconds(rows: int) -> float:
+    def seconds(rows: int) -> list[float]:
         feed = {name: np.zeros(shape, types[name]) for name, shape in job.shapes_at(rows).items()}
-        return Rung(device, rows, segments, feed, batched=job.batched).timed(0)
+        rung = Rung(device, rows, segments, feed, batched=job.batched)
+        return [rung.timed(index) for index in range(rung.segments)]
 
     with device.lane_context():
         segments = open_packages(device, folder, manifest)
-        length_s = cutting.device_length_s(seconds(1), seconds(max(job.rows)))
-    if not cutting.worth_cutting(length_s, job.grain_s):
+        lengths_s = list(map(cutting.device_length_s, seconds(1), seconds(max(job.rows))))
+    if not any(cutting.worth_cutting(length_s, job.grain_s) for length_s in lengths_s):
         return ()
-    return model.cut_program().choose_cuts(length_s, job.grain_s, job.max_pieces)
+    return model.cut_program().choose_cuts(lengths_s, job.grain_s, job.max_pieces)
 
 
 def _device(job: CompileJob) -> Device:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +24,10 @@ from weft.runtime.cuda.precision import FP32
 from weft.runtime.cuda.preparation import ModelPreparation, Unfit
 from weft.runtime.cuda.segments import DeviceWeights
 from weft.runtime.cuda.torch_engine import WITHIN
+from weft.runtime.cuda.torch_files import in_torch
+from weft.runtime.cuda.torch_modules import Shapes
 from weft.runtime.cuda.torch_onnx import OnnxModule, conversion
-from weft.runtime.cuda.torch_packages import PackagedSegment, Shapes
+from weft.runtime.cuda.torch_packages import PackagedSegment
 from weft.runtime.cuda.torch_types import NUMBERED, as_torch
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.own_folder import LOCK
@@ -96,11 +98,11 @@ class EagerOnnxFile(OnnxFile):
 
     def built(self) -> DeviceModel:
         model = OnnxFile.built(self)
-        return _in_torch(model)
+        return in_torch(model)
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
         free_bytes = self.device.memory()[0]
-        return _in_torch(self.opened(blueprint).assembled(free_bytes))
+        return in_torch(self.opened(blueprint).assembled(free_bytes))
 
     def onnx_preparation(self, blueprint: Blueprint) -> ModelPreparation:
         """The preparation of the model to run in torch; ``Unfit`` if torch cannot run it."""
@@ -144,8 +146,3 @@ class EagerOnnxFile(OnnxFile):
         for path in self.folder.iterdir():
             if path.name != LOCK:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _in_torch(model: DeviceModel) -> DeviceModel:
-    model.timing = replace(model.timing, engine="torch")
-    return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
@@ -19,11 +19,13 @@ from weft.runtime.cuda.packages import find
 from weft.runtime.cuda.pieces import OpenPieces
 from weft.runtime.cuda.precision import BF16, FP16, FP32, difference
 from weft.runtime.cuda.rounds import rung_sizes
-from weft.runtime.cuda.torch_onnx import conversion
+from weft.runtime.cuda.torch_files import torch_device_name
+from weft.runtime.cuda.torch_modules import conversion
 from weft.runtime.cuda.torch_packages import open_packages
 from weft.runtime.engines import COMPILED, ONNXRUNTIME
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
-from weft.runtime.onnxruntime_cpu.model import Blueprint
+from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
+from weft.runtime.tensors import Array
 
 WITHIN = {FP32: 1e-3, FP16: 1e-2, BF16: 5e-2}
 """Largest difference of compiled results from float32 on the CPU, relative to the largest output."""
@@ -42,15 +44,20 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     sizes = [rows for rows in rung_sizes(blueprint) if rows in manifest.packages]
     if sizes[-1:] != [blueprint.max_batch]:
         raise ModelError(f"batches of {blueprint.max_batch} rows were not compiled in time")
-    segments = open_packages(device, folder, manifest, conversion(path, options.precision))
+    converted = conversion(path, options.precision, torch_device_name(device))
+    segments = open_packages(device, folder, manifest, converted)
     specs = tuple(segment.spec for segment in segments)
-    cut_blueprint = blueprint.model_copy(update={"segments": specs})
+    exits = tuple(exit_.model_copy(update={"segment": _index_of(exit_.output, specs)}) for exit_ in blueprint.exits)
+    cut_blueprint = blueprint.model_copy(update={"segments": specs, "exits": exits})
     pieces = OpenPieces(device, cut_blueprint, dict(zip(specs, segments, strict=True)), segments[0].weights)
-    rungs = [pieces.rung(rows) for rows in sizes]
+    # The largest first, so that the graphs of smaller ones use its scratch memory instead of adding to it.
+    rungs = [pieces.rung(rows) for rows in reversed(sizes)][::-1]
     times_s = {rung.rows: tuple(rung.timed(index) for index in range(len(specs))) for rung in rungs}
     # A batch takes as long as the next larger size that was compiled.
     by_rows_s = {rows: next(times_s[size] for size in sizes if size >= rows) for rows in range(1, sizes[-1] + 1)}
     mergeable = blueprint.batchable and len(specs) > 1 and all(rung.same_rows() for rung in rungs)
+    if exits and not mergeable:
+        raise ModelError("compiled, what crosses its exits is not one row per sample")
     remarks: list[str] = []
     like: dict[int, GpuLikeness] = {}
     if options.shares:
@@ -60,7 +67,7 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     changes = {"times_s": by_rows_s, "like": like, "mergeable": mergeable, "memory_bytes": used_bytes}
     model = pieces.model(rungs, **changes)
     answers = reference_answers.read(folder)
-    deviation = max(difference(expected, model.run(inputs)) for inputs, expected in answers)
+    deviation = max(_deviation(expected, model.run(inputs)) for inputs, expected in answers)
     if deviation > WITHIN[options.precision]:
         model.close()
         raise ModelError(f"compiled, it differs from float32 by {deviation:.1e} of the largest output")
@@ -73,6 +80,16 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     remark = f"compiled, in {pieces_text}: {comparison}; differs from float32 by {deviation:.1e}"
     model.remarks = (*blueprint.remarks, *remarks, remark)
     return model
+
+
+def _index_of(output: str, segments: Sequence[SegmentSpec]) -> int:
+    """The index of the segment that returns *output*."""
+    return next(index for index, segment in enumerate(segments) if output in segment.outputs)
+
+
+def _deviation(expected: Mapping[str, Array], answers: Mapping[str, Array]) -> float:
+    """How far *answers*, at the end and at exits, are from those of the file, which may have more outputs."""
+    return difference({name: expected[name] for name in answers}, answers)
 
 
 class EngineComparison(NamedTuple):

@@ -161,20 +161,20 @@ class ProgramFile:
         expected = self._expected_outputs(host_program, unseen(blueprint))
         self._move_to_device(exported, random_batch(blueprint, 1))
         preparation = ModelPreparation(self.device, self, self.options, self.allowance)
-        return preparation.built(blueprint, self._judge_rows(blueprint), expected, free_bytes)
+        return in_torch(preparation.built(blueprint, self._judge_rows(blueprint), expected, free_bytes))
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
         """The model of a blueprint from the cache."""
         free_bytes = self.device.memory()[0]
         self._move_to_device(read_program(self.path), random_batch(blueprint, 1))
-        return self.opened(blueprint).assembled(free_bytes)
+        return in_torch(self.opened(blueprint).assembled(free_bytes))
 
     def clear(self, blueprint: Blueprint) -> None:
         """Do nothing: no files were written."""
 
     def _read_blueprint(self, program: TorchProgram) -> Blueprint:
         """The blueprint of the program, without segments; ``ModelError`` if it cannot be served."""
-        inputs, outputs = (tuple(map(_spec, tensors)) for tensors in (program.inputs, program.outputs))
+        inputs, outputs = specs(program)
         shapes, missing = warm_shapes(program.inputs, self.options.shapes)
         if missing:
             raise ModelError(f"give shapes for the free dimensions of {', '.join(missing)}")
@@ -196,14 +196,10 @@ class ProgramFile:
     def _expected_outputs(self, program: TorchProgram, feed: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the unconverted program on the CPU."""
         self.allowance.check()
-        program.hold({name: weight.cpu() for name, weight in program.weights.items()})
-        tensors = {name: torch.from_numpy(array) for name, array in feed.items()}
         try:
-            with torch.inference_mode():
-                outputs = program.run(program.piece(0, len(program.nodes)), tensors)
+            return run_on_host(program, feed)
         except Exception as error:  # operators raise whatever they like
             raise ModelError(f"it fails on made-up inputs: {first_line(error)}") from error
-        return {name: output.numpy() for name, output in outputs.items()}
 
     def _move_to_device(self, exported: Any, feed: Mapping[str, Array]) -> None:
         """Move the program to the device, and run it there on *feed* to observe the tensors between its nodes."""
@@ -253,6 +249,26 @@ class ProgramFile:
     def opened(self, blueprint: Blueprint) -> OpenPieces:
         segments = {spec: ProgramSegment(self.program, spec) for spec in blueprint.segments}
         return OpenPieces(self.device, blueprint, segments, self.weights)
+
+
+def in_torch(model: DeviceModel) -> DeviceModel:
+    """Record that torch runs the model, operator by operator."""
+    model.timing = dataclasses.replace(model.timing, engine="torch")
+    return model
+
+
+def run_on_host(program: TorchProgram, feed: Mapping[str, Array]) -> dict[str, Array]:
+    """Run a program on the CPU; returns its outputs."""
+    program.hold({name: weight.cpu() for name, weight in program.weights.items()})
+    tensors = {name: torch.from_numpy(array) for name, array in feed.items()}
+    with torch.inference_mode():
+        outputs = program.run(program.piece(0, len(program.nodes)), tensors)
+    return {name: output.numpy() for name, output in outputs.items()}
+
+
+def specs(program: TorchProgram) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """The inputs and the outputs of a program, as clients see them."""
+    return tuple(map(_spec, program.inputs)), tuple(map(_spec, program.outputs))
 
 
 def _spec(tensor: ProgramTensor) -> TensorSpec:

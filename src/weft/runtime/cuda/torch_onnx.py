@@ -198,12 +198,18 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         self.register_buffer(self._buffer_of[name], self._cast(tensor))
 
 
-def conversion(path: Path, precision: str) -> Callable[[Mapping[str, Sequence[int]]], OnnxModule]:
-    """What makes the module of a file for inputs of given shapes."""
+def conversion(
+    path: Path, precision: str, exits: Sequence[str] = ()
+) -> Callable[[Mapping[str, Sequence[int]]], OnnxModule]:
+    """What makes the module of a file for inputs of given shapes; *exits*: its only outputs, if there are any."""
     dtype = PRECISIONS[precision]
 
     def converted(shapes: Mapping[str, Sequence[int]]) -> OnnxModule:
-        return OnnxModule(folded(load(path, weights=True), shapes), dtype, channels_last=dtype is not None)
+        model = load(path, weights=True)
+        if exits:
+            outputs = {value.name: value for value in model.graph.output}
+            fill(model.graph.output, [outputs[name] for name in exits])
+        return OnnxModule(folded(model, shapes), dtype, channels_last=dtype is not None)
 
     return converted
 

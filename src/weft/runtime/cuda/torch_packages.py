@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +16,11 @@ from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.packages import WEIGHTS, Manifest, Package, StoredWeight
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Runnable, StillCopies, UncapturedTensors
 from weft.runtime.cuda.torch_files import as_channels_last, numbered, torch_device_name
+from weft.runtime.cuda.torch_modules import Shapes
+from weft.runtime.cuda.torch_runner import PackageRunner
 from weft.runtime.cuda.torch_types import TYPES, as_torch
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.tensors import Array
-
-Shapes = Mapping[str, Sequence[int]]
-RUNS_AT_A_TIME = 1
-"""How many runs of a package may overlap."""
 
 
 class _BoundPackage(NamedTuple):
@@ -44,28 +41,10 @@ def float32_is_float32() -> Any:
     return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
 
 
-@cache
-def load_libraries(device: str) -> None:
-    """Have torch load cuDNN and cuBLAS, which takes a second.
-
-    Packages would do it in their first run, which holds Python's lock: other models would have to wait.
-    """
-    image, filters, matrix = (torch.ones(shape, device=device) for shape in ((1, 8, 8, 8), (8, 8, 3, 3), (6, 8)))
-    with float32_is_float32():
-        torch.nn.functional.conv2d(image, filters) @ matrix
-
-
-def open_package(folder: Path, device: int) -> Any:
-    """Load the package in *folder* for GPU number *device* (-1: the CPU).
-
-    torch's loader of packages is not used: it unpacks files into ``/tmp``, where a worker may not write. Runs are not
-    synchronised between threads: only one thread runs the package, and the events would not survive a capture.
-    """
+def open_package(folder: Path, device: str) -> PackageRunner:
+    """Load the package in *folder* for a device, as torch calls it."""
     (code,) = folder.glob("*.so")
-    if device < 0:
-        return torch._C._aoti.AOTIModelContainerRunnerCpu(str(code), RUNS_AT_A_TIME)
-    name, single_threaded = f"cuda:{device}", True
-    return torch._C._aoti.AOTIModelContainerRunnerCuda(str(code), RUNS_AT_A_TIME, name, str(folder), single_threaded)
+    return PackageRunner(code, device)
 
 
 def open_packages(
@@ -75,7 +54,6 @@ def open_packages(
 
     converted: makes the torch module of a model in one piece for other shapes; None: refuse these.
     """
-    load_libraries(torch_device_name(device))
     weights = DeviceWeights(device)
     tensors = _upload_weights(device, folder, manifest, weights)
     segments = []
@@ -130,12 +108,10 @@ class PackagedSegment:
 
     def add(self, folder: Path, package: Package, weights: Mapping[str, Any]) -> None:
         """Load the package in *folder*; *weights*: digest -> tensor."""
-        opened = open_package(folder, self._device.index if self._device.kind == "cuda" else -1)
-        # The compiler renamed the weights; *names*: name in the compiled code -> in the model.
-        names = opened.get_constant_names_to_original_fqns()
-        constants = {name: weights[package.weights[original]] for name, original in names.items()}
-        in_use, check_all, not_copied = False, True, True
-        opened.update_constant_buffer(constants, in_use, check_all, not_copied)
+        opened = open_package(folder, torch_device_name(self._device))
+        # The compiler renamed the weights.
+        names = opened.weight_names().items()
+        opened.use_weights({name: weights[package.weights[original]] for name, original in names})
         self._packages[package.shapes] = opened
 
     def _runner(self, values: Mapping[str, Any]) -> Callable[[list[Any]], Sequence[Any]]:

@@ -1,13 +1,13 @@
 """A converted model in pieces for the compiler: where it is cut, and each piece as a program of its own.
 
 Cuts are named by nodes of the exported program, which has the same nodes at all batch sizes. A cut is allowed where
-every tensor that crosses it has a row for each sample, so that batches can be split and joined there.
+every tensor that crosses it has a row for each sample, so that batches can be split and joined there. A model with
+exits is always cut at them.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ from weft.base.errors import ModelError
 from weft.runtime import cutting
 from weft.runtime.cuda import node_costs
 from weft.runtime.cuda.packages import CompiledPiece
-from weft.runtime.cuda.torch_program import ProgramPiece, TorchProgram, without_writing
+from weft.runtime.cuda.torch_modules import PieceModule, without_gaps
+from weft.runtime.cuda.torch_program import TorchProgram, without_writing
 
 CROSSING = "cut."
 """Begins the names of tensors between pieces; the rest is the node in the exported program."""
@@ -34,10 +35,10 @@ class TracedPiece(NamedTuple):
 class CutProgram:
     """An exported model at one batch size, with a run on example inputs that shows its tensors."""
 
-    def __init__(self, exported: Any, examples: Sequence[Any], names: CompiledPiece) -> None:
-        """names: of the inputs and outputs in the model's file, in order."""
+    def __init__(self, exported: Any, examples: Sequence[Any], names: CompiledPiece, *, exits: bool = False) -> None:
+        """names: of the inputs and outputs in the model's file, in order. exits: whether its outputs are exits."""
         device = str(examples[0].device)
-        self._program = TorchProgram(without_writing(exported), device)
+        self._program = TorchProgram(without_writing(exported), device, exits=exits)
         with torch.inference_mode():
             self._program.hold({name: weight.to(device) for name, weight in self._program.weights.items()})
             values = {tensor.name: value for tensor, value in zip(self._program.inputs, examples, strict=True)}
@@ -46,16 +47,20 @@ class CutProgram:
         named = zip((*self._program.inputs, *self._program.outputs), (*names.inputs, *names.outputs), strict=True)
         self._file_names = {tensor.name: name for tensor, name in named}
 
-    def choose_cuts(self, length_s: float, grain_s: float, max_pieces: int) -> tuple[str, ...]:
-        """The nodes before which to cut the model, which takes *length_s*, into pieces of at most *grain_s*."""
-        scaled = node_costs.scaled(self._guesses_s, (), [length_s])
+    def choose_cuts(self, lengths_s: Sequence[float], grain_s: float, max_pieces: int) -> tuple[str, ...]:
+        """The nodes before which to cut the model into pieces of at most *grain_s*, besides its cuts at exits.
+
+        lengths_s: the seconds that it takes from exit to exit; one number for a model without exits.
+        """
+        exit_cuts = self._program.exit_cuts
+        scaled = node_costs.scaled(self._guesses_s, exit_cuts, lengths_s)
         sizes_bytes = {name: _bytes(value) for name, value in self._tensors.items()}
         allowed = [
             None if rowless else crossing
             for rowless, crossing in zip(self._rowless_crossing(), self._program.crossing(sizes_bytes), strict=True)
         ]
-        cuts = cutting.choose_cuts(scaled, allowed, grain_s, max_pieces)
-        return tuple(self._program.nodes[cut].name for cut in cuts)
+        cuts = cutting.choose_cuts(scaled, allowed, grain_s, max_pieces, exit_cuts)
+        return tuple(self._program.nodes[cut].name for cut in cuts if cut not in exit_cuts)
 
     def _rowless_crossing(self) -> list[int]:
         """For each cut, the number of tensors that cross it without a row for each sample."""
@@ -71,12 +76,12 @@ class CutProgram:
         return [0, *counts[1:-1], 0]  # the ends are no cuts
 
     def pieces(self, cuts: Sequence[str]) -> Iterator[TracedPiece]:
-        """Yield the pieces between *cuts*; ``ModelError`` if the program has no such node."""
+        """Yield the pieces between *cuts* and exits; ``ModelError`` if the program has no such node."""
         positions = {node.name: position for position, node in enumerate(self._program.nodes)}
         if unknown := [name for name in cuts if name not in positions]:
             raise ModelError(f"its program for {self._rows} rows has no node {unknown[0]!r}, where others are cut")
-        ends = (0, *(positions[name] for name in cuts), len(self._program.nodes))
-        for start, end in pairwise(ends):
+        inner = {*self._program.exit_cuts, *(positions[name] for name in cuts)}
+        for start, end in pairwise((0, *sorted(inner), len(self._program.nodes))):
             piece = self._program.piece(start, end)
             examples = tuple(self._example(name) for name in piece.inputs)
             names = CompiledPiece(inputs=self._names(piece.inputs), outputs=self._names(piece.outputs))
@@ -92,37 +97,10 @@ class CutProgram:
         """A value as it will be in memory between pieces."""
         if name in self._examples:
             return self._examples[name]
-        return _copy(self._tensors[name], channels_last=name in self._program.channels_last)
+        return without_gaps(self._tensors[name], channels_last=name in self._program.channels_last)
 
     def _names(self, names: Any) -> tuple[str, ...]:
         return tuple(self._file_names.get(name, f"{CROSSING}{name}") for name in names)
-
-
-class PieceModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are not followed
-    """A piece of a program, with the weights that it reads as buffers; takes and returns tensors in order."""
-
-    def __init__(self, program: TorchProgram, piece: ProgramPiece) -> None:
-        super().__init__()
-        self._program, self._piece = copy.copy(program), piece
-        self._buffer_of: dict[str, str] = {}
-        for name in program.held_by(piece):
-            value = program.held[name]
-            if isinstance(value, torch.Tensor):
-                self._buffer_of[name] = f"weight_{len(self._buffer_of)}"
-                is_image = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
-                self.register_buffer(self._buffer_of[name], _copy(value, channels_last=is_image))
-
-    def forward(self, *inputs: Any) -> tuple[Any, ...]:
-        """Run the piece on the inputs, in their order; returns the outputs."""
-        held: Mapping[str, Any] = {name: getattr(self, buffer) for name, buffer in self._buffer_of.items()}
-        self._program.held = {**self._program.held, **held}
-        results = self._program.run(self._piece, dict(zip(self._piece.inputs, inputs, strict=True)))
-        return tuple(results[name] for name in self._piece.outputs)
-
-
-def _copy(tensor: Any, *, channels_last: bool) -> Any:
-    """A copy without gaps in memory; tensors of the inference mode cannot be exported, and copies are none."""
-    return tensor.detach().clone(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def _bytes(value: Any) -> int:

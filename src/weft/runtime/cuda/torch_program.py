@@ -60,7 +60,7 @@ class ProgramPiece(NamedTuple):
     outputs: tuple[str, ...]
     sizes: Mapping[str, tuple[str, int]]
     """Size that an earlier node computed -> an input of the piece, and its axis of the same size."""
-    last: bool  # whether its outputs are those of the program
+    answers: tuple[ProgramTensor, ...]  # the outputs of the program that it computes or, at the end, returns
 
 
 class NoCut(Exception):
@@ -84,8 +84,11 @@ def read_program(path: Path) -> Any:
 class TorchProgram:
     """A program on a device."""
 
-    def __init__(self, exported: Any, device: str, dtype: Any = None) -> None:
-        """exported: as ``read_program`` returns it. dtype: the type that floats are converted to; None: they stay."""
+    def __init__(self, exported: Any, device: str, dtype: Any = None, *, exits: bool = False) -> None:
+        """exported: as ``read_program`` returns it. dtype: the type that floats are converted to; None: they stay.
+
+        exits: whether its outputs are exits, shallow to deep; each is returned by the piece that computes it.
+        """
         self._exported = exported
         self.device, self.dtype = torch.device(device), dtype
         self.inputs, self.outputs = _inputs(exported), _outputs(exported)
@@ -99,14 +102,19 @@ class TorchProgram:
         """Name -> node whose value is the same in every run."""
         self.nodes: list[Node] = [node for node in nodes if node.name not in self._fixed]
         self._output_node = next(node for node in exported.graph.nodes if node.op == "output")
+        self._exits = exits
+        self.exit_cuts: tuple[int, ...] = ()
+        """The cuts behind all exits but the last, which is the end."""
+        if exits:
+            self.nodes, self.exit_cuts = _sort_by_exits(self.nodes, self.outputs)
         self._position = {node.name: index for index, node in enumerate(self.nodes)}
         reads = [
             (source.name, index)
-            for index, node in enumerate((*self.nodes, self._output_node))
+            for index, node in enumerate((*self.nodes, *(() if exits else (self._output_node,))))
             for source in node.all_input_nodes
         ]
         self.last_use = dict(reads)
-        """Node -> the index of the last node that reads it; the output counts as one after the last."""
+        """Node -> the index of the last node that reads it; without exits, the output counts as one after the last."""
         self.channels_last: frozenset[str] = frozenset()
         """Tensors whose channels come last in memory, as of the last observed run."""
         self.held: dict[str, Any] = {}
@@ -151,7 +159,11 @@ class TorchProgram:
     def piece(self, start: int, end: int) -> ProgramPiece:
         """The nodes from cut *start* to cut *end*; ``NoCut`` if a value crosses that is neither a tensor nor a size."""
         nodes, last = self.nodes[start:end], end == len(self.nodes)
-        read = [source for node in (*nodes, *((self._output_node,) if last else ())) for source in node.all_input_nodes]
+        computed = {node.name for node in nodes}
+        answers = tuple(out for out in self.outputs if (out.node in computed if self._exits else last))
+        answer_nodes = {answer.node for answer in answers}
+        read = [source for node in nodes for source in node.all_input_nodes]
+        read += [source for source in self._output_node.all_input_nodes if source.name in answer_nodes]
         needed = dict.fromkeys(source for source in read if not self._is_available(source, start, end))
         tensors = [source for source in needed if _is_tensor(source)]
         sizes: dict[str, tuple[str, int]] = {}
@@ -160,9 +172,10 @@ class TorchProgram:
             if not _is_tensor(value):
                 self._recover_size(value, tensors, sizes, recomputed)
         inputs = dict.fromkeys((*(tensor.name for tensor in tensors), *(name for name, _ in sizes.values())))
-        outputs = tuple(output.name for output in self.outputs) if last else tuple(self._crossing_tensors(start, end))
-        kept_names = {output.node for output in self.outputs} if last else set(outputs)
-        return ProgramPiece(_steps([*recomputed.values(), *nodes], kept_names), tuple(inputs), outputs, sizes, last)
+        crossing = () if last else tuple(self._crossing_tensors(start, end))
+        steps = _steps([*recomputed.values(), *nodes], {*crossing, *answer_nodes})
+        outputs = (*crossing, *(answer.name for answer in answers))
+        return ProgramPiece(steps, tuple(inputs), outputs, sizes, answers)
 
     def _is_available(self, node: Node, start: int, end: int) -> bool:
         """Whether a value need not be passed to the piece from cut *start* to *end*: it is fixed, or computed there."""
@@ -245,9 +258,8 @@ class TorchProgram:
             env[node.name] = self._value(node, env)
             for name in forget:
                 env.pop(name, None)
-        if not piece.last:
-            return {name: env[name] for name in piece.outputs}
-        return {output.name: self._value_of(output.node, env).to(output.dtype) for output in self.outputs}
+        answers = {answer.name: self._value_of(answer.node, env).to(answer.dtype) for answer in piece.answers}
+        return {name: answers[name] if name in answers else env[name] for name in piece.outputs}
 
     def _value_of(self, name: str, env: Mapping[str, Any]) -> Any:
         """The value of a node, from this run (*env*) or, if it is the same in every run, from ``held``."""
@@ -273,7 +285,7 @@ class TorchProgram:
     def held_by(self, piece: ProgramPiece) -> list[str]:
         """Names of the values of ``held`` that a piece reads."""
         read = [source.name for node, _ in piece.steps for source in node.all_input_nodes]
-        read += [output.node for output in self.outputs] if piece.last else []
+        read += [answer.node for answer in piece.answers]
         return [name for name in dict.fromkeys(read) if name in self.held]
 
     def observed(self, values: Mapping[str, Any]) -> tuple[dict[str, int], list[float]]:
@@ -372,6 +384,25 @@ def _constants(exported: Any) -> dict[str, Any]:
         elif spec.kind.name == "CUSTOM_OBJ":
             raise ModelError(f"it needs an object of its own, {spec.target!r}, which cannot be served")
     return constants
+
+
+def _sort_by_exits(nodes: Sequence[Node], exits: Sequence[ProgramTensor]) -> tuple[list[Node], tuple[int, ...]]:
+    """Sort nodes by the first exit that needs them; return them, and the cuts behind all exits but the last.
+
+    Nodes that no exit needs are left out.
+    """
+    order: dict[Node, None] = {}
+    ends = [0]
+    for exit_ in exits:
+        needed = {exit_.node}
+        for node in reversed(nodes):
+            if node.name in needed:
+                needed.update(source.name for source in node.all_input_nodes)
+        order |= dict.fromkeys(node for node in nodes if node.name in needed)
+        ends.append(len(order))
+        if ends[-1] == ends[-2]:
+            raise ModelError(f"exit {exit_.name!r} is known as soon as the exit before it is")
+    return list(order), tuple(ends[1:-1])
 
 
 def _constant_nodes(nodes: Iterable[Node], held: set[str]) -> dict[str, Node]:
