@@ -637,6 +637,7 @@ def test_every_segment_is_told_of_once_and_in_order_whatever_ends_stops_comes_or
 
 class Held:
     def __init__(self, batch: int, *, stoppable: bool = False, compute: int = TICKS) -> None:
+        self.layers = None
         self.batch, self.stoppable, self.compute, self.body = (0, batch), stoppable, compute, 0
 
 

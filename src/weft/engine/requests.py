@@ -199,6 +199,29 @@ class Requests:
             self._steer(queue.steered, queue.terms, batch.members)
         return batch
 
+    def place(self, stream: int, query: int, layer: int, *, running: bool) -> bool:
+        """Set up to which layer a batch counts as issued; return whether the batch is still in flight.
+
+        running: False: it is offered from that layer on, as if it had paused there, although its lane still computes.
+        """
+        queue = self.queues[stream]
+        batch = queue.by_query.get(query)
+        if batch is None:
+            return False
+        batch.running = running
+        self._move(queue, batch, layer)
+        return True
+
+    def _move(self, queue: StreamQueue, batch: Batch, layer: int) -> None:
+        """Set up to which layer a batch counts as issued, and correct the service of its stream by the difference."""
+        program = self._setting.programs[batch.program]
+        start, end = sorted((batch.layer, layer))
+        ticks = sum(program.work[start:end]) * (1 if layer > batch.layer else -1)
+        batch.layer = layer
+        queue.served += ticks
+        if self._setting.shares:
+            queue.update_share(self._now, ticks)
+
     def _steer(self, steered: Steered, terms: Terms, members: list[Ticket]) -> None:
         """Set the exit threshold of each member of a batch that begins: the request's own, or that of the present load.
 
@@ -216,15 +239,21 @@ class Requests:
     def completed(self, completion: Completion) -> None:
         """Account for a layer that was computed, was stopped, or failed."""
         batch = self.queues.batch_of(completion.candidate)
-        assert batch is not None
+        if batch is None:  # it was given up while its lane computed up to the next gate
+            return
         queue = self.queues[completion.candidate.stream]
         batch.running = False
+        if completion.layers is not None:
+            self._move(queue, batch, completion.candidate.layer + completion.layers)
         if completion.error is not None:
             self._end(queue, batch)
             self._feed.failed(batch, completion.error)
             self._feed.ended(batch)
         elif completion.aborted:
-            batch.layer -= 1
+            if completion.layers is None:
+                batch.layer -= 1
+            elif batch.layer and self._setting.apart:
+                batch.home = completion.lane
             self.events.append(Event(EventKind.REVOKED, queue.stream, batch.query))
         else:
             batch.home = completion.lane if self._setting.apart else None
