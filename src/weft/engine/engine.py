@@ -224,9 +224,9 @@ class Engine:
         for batch, on_lane in plan.on_lanes.items():
             self._source.place(*batch, on_lane.gate.layer, running=False)
         batches: dict[tuple[int, int], object] = {}
-        if not plan.room:
+        if not plan.takes_more:
             self._preempt()
-        while plan.room:
+        while plan.takes_more:
             offer = self._source.offer(device)
             offer = offer._replace(candidates=plan.offer(offer.heads, offer.candidates))
             if not offer.candidates:

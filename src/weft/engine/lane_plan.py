@@ -2,8 +2,9 @@
 
 On every event the policy is asked as if every batch that can be revoked had paused at its next gate. A batch that the
 policy starts there again stays on its lane, which costs nothing. A batch that it does not start is revoked, and what it
-starts instead is queued behind, so that the device needs no answer from the host in between. Simulated and real lanes
-are planned alike.
+starts instead is queued behind, so that the device needs no answer from the host in between. The next batch is queued
+shortly before the end of the one that runs: earlier, a better one may still come. Simulated and real lanes are planned
+alike.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from weft.devices.costs.program import Program
-from weft.engine.lane_queues import MOST_AHEAD, BatchKey, LaneQueue, Queued, has_room
+from weft.engine.lane_queues import MOST_AHEAD, SHORT_TICKS, BatchKey, LaneQueue, Queued, has_room
 from weft.engine.lateness import latest_end
 from weft.engine.policies.base import NO_DEADLINE, Candidate, LaneState, Policy, Start
 
@@ -79,6 +80,18 @@ class PlannedLane:
     """Its starts that can be revoked, in order."""
     chosen: list[Choice] = field(default_factory=list)
     """What runs and waits on it by the plan, besides what cannot be revoked."""
+    ending: bool = False
+    """Whether a batch that covers several layers runs on it and can no longer be revoked."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether what is on it by the plan takes so long that it is too early to queue the next batch."""
+        return bool(self.chosen or self.ending) and self.rest >= SHORT_TICKS
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the plan may put another batch on it."""
+        return self.room > 0 and not self.is_busy
 
 
 class LanePlan:
@@ -97,22 +110,26 @@ class LanePlan:
         """The batches that the policy was offered."""
 
     @property
-    def room(self) -> int:
-        """How many further batches the lanes take."""
-        return sum([lane.room for lane in self._lanes]) - len(self._anywhere)
+    def takes_more(self) -> bool:
+        """Whether a lane takes another batch."""
+        return sum([lane.takes_more for lane in self._lanes]) > len(self._anywhere)
 
     def states(self) -> tuple[LaneState, ...]:
         """Return the lanes as the policy sees them, with its decisions so far."""
-        return tuple([LaneState(tuple(lane.holds), lane.rest, lane.room > 0) for lane in self._lanes])
+        return tuple([LaneState(tuple(lane.holds), lane.rest, lane.takes_more) for lane in self._lanes])
 
     def offer(self, heads: Iterable[Candidate], candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
         """Note the heads, and return the candidates whose own lane, if they have one, has room."""
         self._heads.update([(head[:2], head) for head in heads])
-        return tuple([one for one in candidates if (place := self._place_of(one)) is None or self._lanes[place].room])
+        places = [self._place_of(candidate) for candidate in candidates]
+        return tuple([c for c, place in zip(candidates, places, strict=True) if self._has_room(place)])
+
+    def _has_room(self, place: int | None) -> bool:
+        return place is None or self._lanes[place].takes_more
 
     def _place_of(self, candidate: Candidate) -> int | None:
         """Return the place of the lane where a batch is or has to be; None if it may go to any."""
-        place = self._place.get(candidate[:2])
+        place = 0 if len(self._lanes) == 1 else self._place.get(candidate[:2])
         return place if place is not None or candidate.home is None else self._numbers.get(candidate.home)
 
     def add(self, start: Start) -> None:
@@ -157,11 +174,18 @@ class LanePlan:
         return revoked, starts
 
     def review_at(self, now: int) -> int:
-        """Return the tick at which to ask again although nothing has happened; called after ``settle``.
+        """Return the tick at which to ask again although nothing has happened, or NO_DEADLINE; called after ``settle``.
 
-        That is when a batch that waits behind one with a later deadline is about to lose its slack: two layers before
-        (one that runs, and one that the policy lets pass), and from then on at every gate. NO_DEADLINE: not at all.
+        That is shortly before a lane is free. It is also when a batch that waits behind one with a later deadline is
+        about to lose its slack: two layers before (one that runs, and one that the policy lets pass), and from then on
+        at every gate.
         """
+        ends = [lane.rest for lane in self._lanes if lane.is_busy]
+        waits = len(self._heads) > self._decisions or not self._decisions
+        return min(self._slack_ends(now), now + min(ends) - SHORT_TICKS + 1 if ends and waits else NO_DEADLINE)
+
+    def _slack_ends(self, now: int) -> int:
+        """Return when to ask again because a batch is about to lose its slack."""
         setting = self._policy.setting
         running = {place: lane.chosen[0] for place, lane in enumerate(self._lanes) if lane.chosen}
         heads = {choice.batch: self._heads[choice.batch] for choice in running.values()}
@@ -239,6 +263,7 @@ class LanePlanner:
                 # To leave and to start again would take longer than what is left of it, or nothing fits behind it.
                 if gate.after <= cost or (done is None and len(tasks) > MOST_AHEAD):
                     end, until, fixed = candidate.layer + task.layers, until + gate.after, fixed + 1
+                    planned.ending = True
                 else:
                     planned.revocable.append(OnLane(task, gate))
             if end > candidate.layer:
