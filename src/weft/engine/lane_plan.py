@@ -15,6 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from weft.devices.costs.program import Program
+from weft.devices.shares import Share
 from weft.engine.lane_queues import MOST_AHEAD, SHORT_TICKS, BatchKey, LaneQueue, Queued, has_room
 from weft.engine.lateness import latest_end
 from weft.engine.policies.base import NO_DEADLINE, Candidate, LaneState, Policy, Start
@@ -160,6 +161,8 @@ class LanePlan:
             lane.room -= 1
             lane.chosen.append(choice)
             lane.rest += choice.start.candidate.compute
+        if self._policy.setting.shares:
+            self._swap_equals(self._policy.setting.shares.lanes)
         revoked, starts = [], []
         for place, lane in enumerate(self._lanes):
             lane.chosen.sort(key=lambda choice: choice.number)
@@ -172,6 +175,13 @@ class LanePlan:
             # A batch that is revoked to go on behind others, or on another lane, is offered again when it has left.
             starts += [choice.start._replace(lane=place) for choice in lane.chosen[kept:] if not choice.on_lane]
         return revoked, starts
+
+    def _swap_equals(self, shares: Sequence[Share]) -> None:
+        """Let batches stay where they are if the policy has put them on lanes that are equal shares of the device."""
+        for lane, share in zip(self._lanes, shares, strict=True):
+            for other, others_share in zip(self._lanes, shares, strict=True):
+                if share == others_share and other.chosen and other.chosen[0].on_lane in lane.revocable:
+                    lane.chosen, other.chosen = other.chosen, lane.chosen
 
     def review_at(self, now: int) -> int:
         """Return the tick at which to ask again although nothing has happened, or NO_DEADLINE; called after ``settle``.
@@ -234,7 +244,7 @@ class LanePlanner:
     def _advance(self, policy: Policy, lanes: Sequence[LaneQueue[Queued]], now: int) -> None:
         """Update the expected progress of what runs; lanes that are shares of a device slow each other down."""
         heads = [(place, lane.tasks[0]) for place, lane in enumerate(lanes) if lane.tasks]
-        began = {task: task.began for _, task in heads if task.began is not None}
+        began = {task: task.began for _, task in heads if task.began is not None and task.began <= now}
         shares, speeds = policy.setting.shares, dict.fromkeys(began, 1.0)
         if shares and began:
             kinds = [task.candidate.program for task in began]
@@ -259,20 +269,21 @@ class LanePlanner:
                 continue
             gate = next_gate(program, candidate.layer, task.layers, done)
             end, until = gate.layer, gate.until
-            if not task.aborted:
-                # To leave and to start again would take longer than what is left of it, or nothing fits behind it.
-                if gate.after <= cost or (done is None and len(tasks) > MOST_AHEAD):
-                    end, until, fixed = candidate.layer + task.layers, until + gate.after, fixed + 1
-                    planned.ending = True
-                else:
-                    planned.revocable.append(OnLane(task, gate))
+            # To leave and to start again would take longer than what is left of it, or nothing fits behind it.
+            if task.aborted:
+                pass
+            elif gate.after <= cost or (done is None and len(tasks) > MOST_AHEAD):
+                end, until, fixed = candidate.layer + task.layers, until + gate.after, fixed + 1
+                planned.ending = True
+            else:
+                planned.revocable.append(OnLane(task, gate))
             if end > candidate.layer:
                 planned.holds.append(_at(candidate, program, end - 1))
                 planned.rest += until
         room = 1 + setting.ahead - fixed
         if closed or len(tasks) > MOST_AHEAD or not has_room(lane, setting.ahead):
             room = len(planned.revocable)
-        elif fixed == len(tasks):
+        elif fixed == len(tasks) and not planned.ending:
             room = max(1, room)
         planned.room = room
         return planned
