@@ -15,6 +15,7 @@ from weft.devices.decoupled import DeviceClocks
 from weft.engine.admission import Admission, Refusal, Rests
 from weft.engine.batches import Abortable, Batcher, Rooms, most_batches
 from weft.engine.engine import Completion, Offer
+from weft.engine.lane_queues import MOST_AHEAD
 from weft.engine.lateness import late_work, weave_late_heads
 from weft.engine.policies.base import NO_DEADLINE, Candidate, Event, EventKind, LateWork, Policy
 from weft.engine.queues import Queues, StreamQueue, StrictDeadlines
@@ -102,10 +103,13 @@ class Requests:
         """Return how many batches of a stream may be in flight.
 
         A policy that refills batches may have one in flight for every request. Where lanes take layers ahead, a batch
-        whose last layer is on a lane still holds a place while the next batch begins.
+        whose last layer is on a lane still holds a place while the next batch begins; so do batches that were revoked
+        while they waited on a lane, until it comes to them.
         """
         lanes, ahead = self._setting.lanes, self._setting.ahead
         ending = (1 + ahead) * lanes if ahead else 0
+        if self._setting.programs[terms.programs].gated:
+            ending += MOST_AHEAD * lanes
         refilled = terms.max_batch * lanes + ending if self._refills else 0
         return max(most_batches(self._late_work), 2 * lanes + ending, refilled)
 
@@ -252,12 +256,22 @@ class Requests:
         elif completion.aborted:
             if completion.layers is None:
                 batch.layer -= 1
-            elif batch.layer and self._setting.apart:
+            elif not batch.layer:
+                self._dissolve(queue, batch)
+            elif self._setting.apart:
                 batch.home = completion.lane
             self.events.append(Event(EventKind.REVOKED, queue.stream, batch.query))
         else:
             batch.home = completion.lane if self._setting.apart else None
             self._advance(queue, batch, completion)
+
+    def _dissolve(self, queue: StreamQueue, batch: Batch) -> None:
+        """End a batch that left before its first layer: its requests wait again, and may form a larger batch."""
+        queue.end(batch)
+        for ticket in batch.members:
+            if not ticket.gone:
+                self.queues.put(ticket)
+        self._feed.ended(batch)
 
     def _advance(self, queue: StreamQueue, batch: Batch, completion: Completion) -> None:
         """Account for a computed layer: end the batch, answer requests that leave at an exit, or merge batches."""

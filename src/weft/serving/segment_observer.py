@@ -31,7 +31,7 @@ class LaneSpan(NamedTuple):
     lane: int
     model: str
     segment: str
-    """Number of the segment, or of the first and the last of several, and of all segments of the model: 3/8, 3-5/8."""
+    """Number of the segment, and of all segments of the model: 3/8."""
     start_ns: int
     end_ns: int
     predicted_ns: int
@@ -70,11 +70,6 @@ class Recorder:
             for lane in lanes
         ]
         return {"displayTimeUnit": "ms", "traceEvents": names + [_event(span) for span in spans]}
-
-
-def _span_name(first: int, segments: int, count: int) -> str:
-    """Return the name of successive segments of a model that has *count*; the first has index *first*."""
-    return f"{first + 1}{f'-{first + segments}' if segments > 1 else ''}/{count}"
 
 
 def _event(span: LaneSpan) -> dict[str, Any]:
@@ -140,20 +135,25 @@ class SegmentObserver:
         self._last_end[lane] = times.compute_end
         took = times.compute_end - times.compute_start
         work.compute_ns += took
-        self._recorder.spans.append(
-            LaneSpan(
-                lane,
-                stream.model.name,
-                _span_name(candidate.layer, completion.layers or 1, len(self._streams.programs[candidate.program])),
-                times.compute_start,
-                times.compute_end,
-                candidate.compute,
-                candidate.size * stream.rows,
-                candidate.query,
-                "aborted" if aborted else "failed" if error else "done",
-                any([ticket.traced for ticket in work.tickets]),
+        program, start, layers = self._streams.programs[candidate.program], times.compute_start, completion.layers or 1
+        computed = program.compute[candidate.layer : candidate.layer + layers] if layers > 1 else (candidate.compute,)
+        for segment, ticks in enumerate(computed, candidate.layer + 1):  # of several only the whole time is known
+            end = times.compute_end if layers == 1 else start + took * ticks // sum(computed)
+            self._recorder.spans.append(
+                LaneSpan(
+                    lane,
+                    stream.model.name,
+                    f"{segment}/{len(program)}",
+                    start,
+                    end,
+                    ticks,
+                    candidate.size * stream.rows,
+                    candidate.query,
+                    "aborted" if aborted else "failed" if error else "done",
+                    any([ticket.traced for ticket in work.tickets]),
+                )
             )
-        )
+            start = end
         if aborted:
             for model in work.rows_by_model():
                 model.statistics.aborts += 1
