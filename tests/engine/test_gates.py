@@ -10,11 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.agreement import assert_same_fates, shared_loads
-from tests.engine.hosts import Kind, Load, Order, Ran, kind, loads, run_load
+from tests.engine.hosts import Kind, ListedFeed, Load, Order, Ran, kind, loads, run_load
 from tests.engine.workloads import SERVING
 from weft.devices.host import Gates
+from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
+from weft.engine import Completion, SimulatedHost, request_engine
 from weft.engine.lane_plan import next_gate
-from weft.engine.policies import POLICIES
+from weft.engine.policies import ON_SHARES, POLICIES, Setting, make_policy
+from weft.engine.simulated_host import Crowd, DrawnWork
 
 GATED = [name for name in SERVING if POLICIES[name].traits.by_events]
 """Policies that are asked on events only."""
@@ -109,6 +112,77 @@ def test_what_waits_on_a_lane_gives_way_to_what_comes_first_by_the_plan():
 def test_the_next_gate_is_the_end_of_the_layer_that_is_computed(done, gate):
     (program,) = Kind(((3, 2, 4),)).programs
     assert next_gate(program, 0, 3, done) == gate
+
+
+# Shares of a GPU
+
+
+MS = 1_000_000
+FILLS = GpuLikeness(speeds={84: 0.7, 48: 0.42}, kernel_us=40, memory=0.1)
+SMALL = GpuLikeness(speeds={84: 1.0, 48: 0.97}, kernel_us=5, memory=0.05)
+
+
+class GpuHost(SimulatedHost):
+    """A simulated GPU that remembers what it was asked to stop, and what it computed."""
+
+    def __init__(self, setting: Setting) -> None:
+        crowd = Crowd(setting.shares, range(len(setting.programs)), lambda each: DrawnWork(0, each.compute))
+        super().__init__(setting, crowd=crowd)
+        self.stopped: list[tuple[int, int, int]] = []
+        self.computed: list[Completion] = []
+
+    def stop(self, stream: int, query: int) -> None:
+        self.stopped.append((self.now(), stream, query))
+        super().stop(stream, query)
+
+    def completions(self) -> list[Completion]:
+        ended = super().completions()
+        self.computed += [each for each in ended if each.layers != 0]
+        return ended
+
+
+def on_gpu(policy: str, load: Load, *cuts: tuple[int, int]) -> tuple[GpuHost, ListedFeed]:
+    """Serve a load on lanes that are shares; every other model fills the GPU."""
+    likes = [(FILLS, SMALL)[at % 2] for at, each in enumerate(load.kinds) for _ in each.batches]
+    shares = Shares(132, ladder(132, cuts, streams=3), likes, Contention())
+    setting = replace(load.setting, lanes=1, ahead=1, apart=False, shares=shares)
+    feed, host = ListedFeed(load.orders, load.kinds), GpuHost(setting)
+    rests = [program.remaining for program in setting.programs]
+    engine, source = request_engine(make_policy(policy, setting), feed, host, rests, late=load.late)
+    for term in load.terms:
+        source.open(term)
+    engine.run()
+    return host, feed
+
+
+def test_where_one_of_a_pair_is_to_be_alone_exactly_the_other_is_revoked():
+    """A request without slack comes behind one that runs beside another model: it has to be alone from now on."""
+    long_one = kind(*[MS // 4] * 32)
+    arrival = 3 * MS + 7
+    orders = (Order(0, 0, 500 * MS), Order(1, 0, 500 * MS), Order(1, arrival, arrival + round(15.3 * MS)))
+    host, _ = on_gpu("abreast", replace(Load((long_one, long_one), orders), gated=True))
+    assert {each.candidate.stream for each in host.computed if each.times.compute_start < arrival} == {0, 1}
+    assert host.stopped[0] == (arrival, 0, 0)
+    assert len([when for when, *_ in host.stopped if when == arrival]) == 1
+
+
+@pytest.mark.parametrize("policy", ON_SHARES)
+@settings(max_examples=10, deadline=None)
+@given(load=loads(soft=True, timeouts=(0,), layers=(1, 12), orders=12), costs=st.sampled_from([(0, 0), (1, 2)]))
+def test_on_shares_every_layer_runs_once_and_in_order_and_no_lane_is_used_twice(policy, load, costs):
+    host, feed = on_gpu(policy, replace(load, gated=True, launch=costs[0], leave=costs[1]), (84, 48))
+    assert all(fate.what == "served" for fates in feed.fates.values() for fate in fates)
+    layers: dict[tuple[int, int], list[int]] = {}
+    for each in sorted(host.computed, key=lambda each: each.times.compute_start):
+        first = each.candidate.layer
+        layers.setdefault(each.candidate[:2], []).extend(range(first, first + (each.layers or 1)))
+    for (stream, _), found in layers.items():
+        assert found == list(range(len(load.kinds[stream].batches[0])))
+    for lane in set(host.lanes_used):
+        spans = sorted(
+            (t.compute_start, t.compute_end) for (_, t), at in zip(host.log, host.lanes_used, strict=True) if at == lane
+        )
+        assert all(this[1] <= after[0] for this, after in pairwise(spans))
 
 
 # Any workload
