@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -16,7 +16,8 @@ from weft.devices.host import Gates
 from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
 from weft.engine import Completion, SimulatedHost, request_engine
 from weft.engine.lane_plan import next_gate
-from weft.engine.policies import ON_SHARES, POLICIES, Setting, make_policy
+from weft.engine.policies import ON_SHARES, POLICIES, Policy, Setting, Start, View, make_policy
+from weft.engine.policies.base import Traits
 from weft.engine.simulated_host import Crowd, DrawnWork
 
 GATED = [name for name in SERVING if POLICIES[name].traits.by_events]
@@ -155,15 +156,27 @@ def on_gpu(policy: str, load: Load, *cuts: tuple[int, int]) -> tuple[GpuHost, Li
     return host, feed
 
 
-def test_where_one_of_a_pair_is_to_be_alone_exactly_the_other_is_revoked():
-    """A request without slack comes behind one that runs beside another model: it has to be alone from now on."""
-    long_one = kind(*[MS // 4] * 32)
-    arrival = 3 * MS + 7
-    orders = (Order(0, 0, 500 * MS), Order(1, 0, 500 * MS), Order(1, arrival, arrival + round(15.3 * MS)))
-    host, _ = on_gpu("abreast", replace(Load((long_one, long_one), orders), gated=True))
-    assert {each.candidate.stream for each in host.computed if each.times.compute_start < arrival} == {0, 1}
-    assert host.stopped[0] == (arrival, 0, 0)
-    assert len([when for when, *_ in host.stopped if when == arrival]) == 1
+@dataclass(frozen=True)
+class PairUntilOneIsAlone(Policy):
+    """Streams 0 and 1 beside each other on their lanes; 1 alone while a request of stream 2 waits, which goes last."""
+
+    traits = Traits(shares=True)
+
+    def decide(self, view: View) -> Start | None:
+        first = min(view.candidates, key=lambda head: (head.stream == 0, head.stream))
+        lane = min(first.stream, 1)
+        alone = first.stream == 0 and any(head.stream == 2 for head in view.heads)
+        return Start(first, lane=lane) if view.lanes[lane].room and not alone else None
+
+
+def test_where_one_of_a_pair_is_to_be_alone_exactly_the_other_is_revoked(monkeypatch):
+    monkeypatch.setitem(POLICIES, "pair", PairUntilOneIsAlone)
+    long_one, arrival = kind(*[MS // 4] * 32), 3 * MS + 7
+    orders = (Order(0, 0, 500 * MS), Order(1, 0, 500 * MS), Order(2, arrival, 500 * MS))
+    host, _ = on_gpu("pair", replace(Load((long_one, long_one, kind(MS)), orders), gated=True))
+    assert host.stopped == [(arrival, 0, 0)]
+    first, *others = [each.candidate.stream for each in host.computed]
+    assert (first, sorted(others)) == (0, [0, 1, 2]), "it left at its next gate, and went on when the others had ended"
 
 
 @pytest.mark.parametrize("policy", ON_SHARES)

@@ -249,11 +249,12 @@ class LanePlanner:
         if shares and began:
             kinds = [task.candidate.program for task in began]
             speeds = dict(zip(began, shares.speeds(kinds, [at for at, task in heads if task in began]), strict=True))
+        # What began since the last plan has slowed the others down from then on.
+        changed = max([self._since, *[start for task, start in began.items() if task not in self._done]])
         done = {}
         for task, start in began.items():
-            known = task in self._done
-            before, speed = (self._done[task], self._speeds[task]) if known else (0.0, speeds[task])
-            done[task] = before + speed * max(0, now - max(start, self._since if known else start))
+            before = self._done.get(task, 0.0) + self._speeds.get(task, 0.0) * (changed - self._since)
+            done[task] = before + speeds[task] * (now - (changed if task in self._done else start))
         self._done, self._speeds, self._since = done, speeds, now
 
     def _look_at(self, policy: Policy, lane: LaneQueue[Queued], now: int, *, closed: bool) -> PlannedLane:
