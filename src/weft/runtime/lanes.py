@@ -135,9 +135,10 @@ class LaneTask:
         """Outputs that the batch's next segment can be queued behind while this one still runs; None if it may not.
 
         It may not if this segment was not started or was reported already, or if it is doomed, or is stopped or may be:
-        the next segment would be lost with it. The backend may have no such outputs (``StartedStep.onward``).
+        the next segment would be lost with it. Nor if it covers several, which may leave at a gate. The backend may
+        have no such outputs (``StartedStep.onward``).
         """
-        if self.run is None or self.reported or self.doomed or self.aborted or self.stoppable:
+        if self.run is None or self.reported or self.doomed or self.aborted or self.stoppable or self.layers is not None:
             return None
         return self.run.onward
 
