@@ -204,9 +204,10 @@ class Engine:
         """
         candidate, batch = start.candidate, self._source.issued(start.candidate, self._steps)
         self._steps += 1
-        program = self._policy.setting.programs[candidate.program]
-        if not (program.gated and self._policy.traits.by_events):
+        programs = self._policy.setting.programs  # empty where steps are no layers, as on a SoC
+        if not (programs and programs[candidate.program].gated and self._policy.traits.by_events):
             return start, batch
+        program = programs[candidate.program]
         self._planner = self._planner or LanePlanner()
         layers = program.span(candidate.layer)
         end = candidate.layer + layers

@@ -104,7 +104,7 @@ class Requests:
 
         A policy that refills batches may have one in flight for every request. Where lanes take layers ahead, a batch
         whose last layer is on a lane still holds a place while the next batch begins; so do batches that were revoked
-        while they waited on a lane, until it comes to them.
+        while they waited on a lane, until it reaches them.
         """
         lanes, ahead = self._setting.lanes, self._setting.ahead
         ending = (1 + ahead) * lanes if ahead else 0

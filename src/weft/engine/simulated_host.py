@@ -209,7 +209,7 @@ class SimulatedHost:
             if not segment.reported
         ]
         if ended and any([segment.end <= self._now for segment in self._running if segment.ends]):
-            return completions + self._take_ended()  # what was revoked while it waited leaves when its lane comes to it
+            return completions + self._take_ended()  # what was revoked while it waited leaves when its lane reaches it
         return completions + self._ends_ahead() if self._ahead else completions
 
     def _begin_waiting(self) -> None:
@@ -364,7 +364,7 @@ class SimulatedHost:
                 self._set_segment_speeds()
 
     def _leave(self, segment: _Segment) -> None:
-        """Let a batch leave at its next gate; one that has not begun leaves when its lane comes to it."""
+        """Let a batch leave at its next gate; one that has not begun leaves when its lane reaches it."""
         layers, until = 0, 0.0
         if segment.begin <= self._now:
             done = segment.ends[-1] - segment.rest if self._crowd else self._now - segment.begin

@@ -138,9 +138,8 @@ class LaneTask:
         the next segment would be lost with it. Nor if it covers several, which may leave at a gate. The backend may
         have no such outputs (``StartedStep.onward``).
         """
-        if self.run is None or self.reported or self.doomed or self.aborted or self.stoppable or self.layers is not None:
-            return None
-        return self.run.onward
+        lost = self.reported or self.doomed or self.aborted or self.stoppable
+        return None if self.run is None or lost or self.layers is not None else self.run.onward
 
 
 @dataclass(eq=False)
