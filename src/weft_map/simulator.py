@@ -24,7 +24,7 @@ import numpy as np
 
 from weft.base.errors import WorkloadError
 from weft.devices.decoupled import DeviceClocks, LayerTimes
-from weft.engine import Completion, Engine, Offer
+from weft.engine import Completion, Engine, Executor, Offer
 from weft.engine.policies.base import NO_BUFFER, Candidate, Event, LaneState, Policy, Running, Setting, Start, View
 from weft_map.problem import Problem
 from weft_map.schedule import Outcome, RunInterval, Schedule, Transfer
@@ -78,7 +78,7 @@ class _Job:
     slow_down: float = 1.0
 
 
-class SimulatedSoc:
+class SimulatedSoc(Executor):
     """A simulated executor: steps take the times of their profile, and longer under contention."""
 
     def __init__(self, problem: Problem, order: Sequence[int] | None = None) -> None:
@@ -303,6 +303,9 @@ class Chains:
 
     def next_event(self) -> int:
         return NEVER
+
+    def place(self, stream: int, query: int, layer: int, *, running: bool) -> bool:
+        raise AssertionError("a SoC has no gates")
 
     def issued(self, candidate: Candidate, step: int) -> None:
         """Note that *candidate* was started in the engine's *step*; its task is busy until it completes."""

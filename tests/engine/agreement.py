@@ -31,6 +31,7 @@ def served_by_machine(monkeypatch, policy: str, load: Load) -> Machine:
                 exits=each.exits,
                 steering=each.steering,
                 queue_size=each.places,
+                gated=load.gated,
             )
             for index, each in enumerate(load.kinds)
         ]

@@ -1,9 +1,13 @@
-"""A backend on the processor whose lanes take steps ahead: a step begins with what the one before it will make."""
+"""A backend on the processor whose lanes take steps ahead: a step begins with what the one before it will make.
+
+Steps of several segments end at the next gate when they are stopped, on the clock of the test.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from weft.runtime.backend import BatchPart, Ended, Step, StepEnd, StepOutput
@@ -25,14 +29,19 @@ class Promised:
         return self.values
 
 
+def goes_on(model: Any, segment: int) -> bool:
+    """Whether neither the end nor an exit follows a segment."""
+    exits = {spec.segment for spec in model.exits.specs} if model.exits else ()
+    return segment != len(model.segments) - 1 and segment not in exits
+
+
 class AheadRun:
     """A step that a lane was given, and the model as its lane sees it."""
 
     def __init__(self, lane: AheadLane, model: Any, step: Step, ended: Ended, now: Callable[[], int]) -> None:
         self._lane, self._model, self._ended, self._now = lane, model, ended, now
-        last, exits = len(model.segments) - 1, {spec.segment for spec in model.exits.specs} if model.exits else ()
         self.onward: Sequence[StepOutput] | None = None
-        if step.segment != last and step.segment not in exits:
+        if goes_on(model, step.segment):
             made = 1 if step.segment == 0 or model.batching.mergeable else len(step.parts)
             self.onward = [StepOutput(Promised(lane), {}) for _ in range(made)]
         self._lock = threading.Lock()
@@ -75,6 +84,48 @@ class AheadRun:
         return error
 
 
+class GatedRun:
+    """A step of several segments, which ends at the next gate when it is stopped."""
+
+    onward = None
+
+    def __init__(self, lane: AheadLane, model: Any, step: Step, ended: Ended, now: Callable[[], int]) -> None:
+        self._lane, self._model, self._step, self._ended, self._now = lane, model, step, ended, now
+        self._gates = list(accumulate(model.segment_ticks(step)))
+        self._began: int | None = None
+        self._computed, self._stopped = step.segments, False
+
+    @property
+    def ends_at(self) -> int | None:
+        return None if self._began is None else self._began + sum(self._gates[self._computed - 1 : self._computed])
+
+    def stop(self) -> None:
+        """Leave at the next gate; what has not begun leaves when its lane comes to it."""
+        self._stopped = True
+        done = None if self._began is None else self._now() - self._began
+        self._computed = 0 if done is None else 1 + sum(gate < done for gate in self._gates[:-1])
+
+    def compute(self, step: Step, options: Any) -> Sequence[StepOutput]:
+        """Wait on the stage until it ends or leaves, then compute what there was time for."""
+        if self._stopped and self._began is None:
+            return ()
+        self._began = self._now()
+        self._model.wait(self._gates[-1])
+        outputs, parts = (), tuple(map(_kept, step.parts))
+        for segment in range(step.segment, step.segment + self._computed):
+            outputs = self._model.compute(Step(segment, parts, step.rows))
+            parts = tuple(BatchPart(output.values) for output in outputs)
+        return [each._replace(values=Promised(self._lane, each.values)) for each in outputs]
+
+    def end(self, end: StepEnd) -> None:
+        left = self._computed < self._step.segments and not end.error
+        self._ended(end._replace(computed=self._computed) if left else end)
+
+
+def _kept(part: BatchPart) -> BatchPart:
+    return part._replace(values=part.values.kept()) if isinstance(part.values, Promised) else part
+
+
 class AheadLane(CpuLane):
     """A thread that computes steps in the order in which they came."""
 
@@ -84,7 +135,9 @@ class AheadLane(CpuLane):
 
     def start(self, model: Any, step: Step, ended: Ended, *, here: bool = False) -> Any:
         assert not here
-        run = AheadRun(self, model, step, ended, self._now)
+        # a policy that is asked at every segment has each of them started by itself on a device with gates as well
+        gated = model.timing.gated and (step.segments > 1 or not goes_on(model, step.segment))
+        run: Any = (GatedRun if gated else AheadRun)(self, model, step, ended, self._now)
         super().start(run, step, run.end)
         return run
 

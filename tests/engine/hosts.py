@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from weft.engine.policies import Candidate, Option, Policy, Setting, Start, make
 from weft.engine.policies.base import NO_BUFFER, NO_DEADLINE
 from weft.engine.steering import Steered, Steering
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
+from weft.runtime.backend import Step
 from weft.runtime.defaults import ModelDefaults
 from weft.runtime.exits import ExitSpec
 from weft.runtime.facets import Batching, ModelExits, ModelResidency, SegmentTiming
@@ -101,6 +103,11 @@ class Load:
     """Segments that a lane takes besides the one that it computes."""
     apart: bool = False
     """Whether its lanes have memory of their own."""
+    gated: bool = False
+    """Whether the device has gates between segments."""
+    launch: int = 0
+    leave: int = 0
+    """What it takes to start a batch on a device with gates, and to leave at one."""
 
     @property
     def terms(self) -> list[Terms]:
@@ -112,8 +119,17 @@ class Load:
 
     @property
     def setting(self) -> Setting:
-        programs = tuple(one for each in self.kinds for one in each.programs)
-        return Setting(programs, NO_BUFFER, rounds=1 << 40, lanes=self.lanes, ahead=self.ahead, apart=self.apart)
+        programs = tuple(replace(one, gated=self.gated) for each in self.kinds for one in each.programs)
+        return Setting(
+            programs,
+            NO_BUFFER,
+            rounds=1 << 40,
+            lanes=self.lanes,
+            ahead=self.ahead,
+            apart=self.apart,
+            launch_ticks=self.launch,
+            leave_ticks=self.leave,
+        )
 
     @property
     def abortable_programs(self) -> frozenset[int]:
@@ -209,6 +225,8 @@ class Piece(NamedTuple):
     begin: int
     end: int
     aborted: bool
+    layers: int | None = None
+    """How many layers were computed where a start covers several."""
 
     @property
     def batch(self) -> tuple[int, int]:
@@ -224,12 +242,14 @@ class WatchedHost(SimulatedHost):
         self.issues: list[Candidate] = []
         self.aborts: list[tuple[int, Candidate]] = []
         layers = sum(max(map(len, load.kinds[order.stream].batches)) for order in load.orders)
-        self._most_aborts = 2 * layers + 10
+        self._most_aborts = (2 + 4 * load.gated) * layers + 10
         self._still = 0
 
     def completions(self) -> list[Completion]:
         ended = super().completions()
-        self.pieces += [Piece(c.candidate, c.times.compute_start, c.times.compute_end, c.aborted) for c in ended]
+        self.pieces += [
+            Piece(c.candidate, c.times.compute_start, c.times.compute_end, c.aborted, c.layers) for c in ended
+        ]
         return ended
 
     def submit(self, start: Start, batch: object = None) -> None:
@@ -469,12 +489,13 @@ class Scripted(ModelDefaults):
         measured: bool = True,
         batchable: bool = True,
         away_s: float = 0.0,
+        gated: bool = False,
     ) -> None:
         self._stage, self._ms, self._factor, self._poison = stage, ms, factor, poison
         # a batch that is larger than the largest one takes as long as that
         times_s = {size: tuple(each / 1e3 for each in ms[min(size, len(ms)) - 1]) for size in range(1, 65)}
         shapes = {"x": (1, max(1, len(exits)))} if measured else None
-        self.timing = SegmentTiming((steady,) * len(ms[0]), times_s, shapes)
+        self.timing = SegmentTiming((steady,) * len(ms[0]), times_s, shapes, gated=gated)
         self.batching = Batching(batchable, len(ms), any_shapes=True, mergeable=True)
         specs = [ExitSpec(output=f"y{end}", segment=end - 1) for end in (*exits, len(ms[0]))]
         self.exits = ModelExits(tuple(specs), "probabilities") if exits else None
@@ -489,7 +510,8 @@ class Scripted(ModelDefaults):
         assert not self.closed, "a segment of a closed model runs"
         self.ran[index] += 1
         rows = len(values["x"])
-        self._stage.perform(round(self._ms[min(rows, len(self._ms)) - 1][index] * self._factor * MS))
+        if options is not None:  # else it is one of several, and the step has taken its time
+            self._stage.perform(round(self._ms[min(rows, len(self._ms)) - 1][index] * self._factor * MS))
         if self._poison is not None and (values["x"] == self._poison).any():
             raise ValueError(f"{self._poison} is poison")
         if index == len(self.segments) - 1:
@@ -498,6 +520,14 @@ class Scripted(ModelDefaults):
         return {"x": values["x"]} | {self._specs[n].output: values["x"][:, n : n + 1] for n in here}
 
     start, compute, gather, _gather_rows = CpuModel.start, CpuModel.compute, CpuModel.gather, CpuModel._gather_rows
+
+    def segment_ticks(self, step: Step) -> list[int]:
+        """What each segment of a step takes."""
+        ms = self._ms[min(step.rows, len(self._ms)) - 1][step.segment : step.segment + step.segments]
+        return [round(each * self._factor * MS) for each in ms]
+
+    def wait(self, ticks: int) -> None:
+        self._stage.perform(ticks)
 
     def close(self) -> None:
         self.closed = True
@@ -623,7 +653,7 @@ class Machine:
                 continue
             events = [
                 self.loop.next_timer(),
-                *(end for _, end in self._ends.values()),
+                *map(self._end_of, self._ends),
                 *(at for at, _, _ in self._agenda),
             ]
             upcoming = min(events)
@@ -673,13 +703,27 @@ class Machine:
 
     def _let_go(self) -> int:
         """Let lanes go on whose segment ends now, and wait until they have reported."""
-        over = [name for name, (task, end) in self._ends.items() if end <= self.clock.ticks or task.aborted]
+        over = [name for name in self._ends if self._end_of(name) <= self.clock.ticks]
         for name in over:
             task, _ = self._ends.pop(name)
-            self.stage.gate(name).put(InterruptedError("stopped") if task.aborted else None)
-            while not self._hear():
-                pass
+            self.stage.gate(name).put(InterruptedError("stopped") if task.aborted and not task.layers else None)
+            ends = 1 + self._revoked_behind(task)
+            while ends:
+                ends -= self._hear()
         return len(over)
+
+    def _end_of(self, name: str) -> int:
+        """When what a lane computes ends: at once if it was stopped, unless it leaves at a gate."""
+        task, end = self._ends[name]
+        if task.layers:
+            return task.run.ends_at
+        return self.clock.ticks if task.aborted else end
+
+    def _revoked_behind(self, task: Any) -> int:
+        """How many that wait behind a task were revoked, and leave as soon as their lane comes to them."""
+        (tasks,) = [lane.tasks for lane in self.dispatcher.lanes.lanes if task in lane.tasks]
+        behind = tasks[tasks.index(task) + 1 :]
+        return len(list(takewhile(lambda one: one.layers and one.aborted, behind)))
 
 
 def begun(machine: Machine, tickets: list[ClientTicket], kind: type[BatchWork] = BatchWork) -> BatchWork:

@@ -25,20 +25,21 @@ class Run:
     def __init__(self, lane: FakeLane, batch: int, segment: int, ended: Ended, onward: bool) -> None:
         self.lane, self.batch, self.segment, self._ended = lane, batch, segment, ended
         self.onward: Sequence[StepOutput] | None = [StepOutput(("made", batch, segment), {})] if onward else None
-        self.given, self.stopped = lane.backend.ticks, False
+        self.given, self.stopped, self.segments = lane.backend.ticks, False, 1
 
     def stop(self) -> None:
         self.stopped = True
 
-    def end(self, error: Exception | None = None) -> None:
-        """End now; it ran since its lane was free, if its turn had come."""
+    def end(self, error: Exception | None = None, computed: int | None = None) -> None:
+        """End now; it ran since its lane was free, if its turn had come. computed: segments, if it left at a gate."""
         now = self.lane.backend.ticks
         began = max(self.given, self.lane.free_since) if self is self.lane.steps[0] else now
         if self is self.lane.steps[0]:
             self.lane.free_since = now
         self.lane.steps.remove(self)
-        made = () if error else [StepOutput(("made", self.batch, self.segment), {})]
-        self._ended(StepEnd(began, now, made, error))
+        last = self.segment + (self.segments if computed is None else computed) - 1
+        made = () if error or last < self.segment else [StepOutput(("made", self.batch, last), {})]
+        self._ended(StepEnd(began, now, made, error, computed))
 
 
 class FakeLane:
@@ -100,7 +101,9 @@ class Work:
         segment = step.segment
         assert not here
         assert segment == len(self.taken), "it goes on from what was not taken"
-        run = Run(lane, self.batch, segment, ended, segment + 1 < self._segments and segment not in self._exits)
+        goes_on = step.segments == 1 and segment + 1 < self._segments and segment not in self._exits
+        run = Run(lane, self.batch, segment, ended, goes_on)
+        run.segments = step.segments
         lane.steps.append(run)
         self.runs.append(run)
         return run
@@ -109,7 +112,7 @@ class Work:
         assert [each.values for each in made] == [("made", self.batch, segment)]
         if self.refuses:
             raise self.refuses
-        self.taken.append(segment)
+        self.taken += range(len(self.taken), segment + 1)
 
 
 class Bench:
@@ -142,22 +145,25 @@ class Bench:
         stream: int = 0,
         lane: int = -1,
         body: object = None,
+        layers: int | None = None,
     ) -> Candidate:
         candidate = Candidate(stream, batch, layer, 0, ticks, -1, program=0, home=home)
         if batch not in self.works:
             self.work(batch)
         self.works[batch].body = stream if body is None else body
-        self.lanes.submit(Start(candidate, lane=lane))
+        self.lanes.submit(Start(candidate, lane=lane, layers=layers))
         return candidate
 
     def told(self) -> list[tuple[int, int]]:
         """Batch and layer of what the source is told of."""
         return [(done.candidate.query, done.candidate.layer) for done in self.lanes.completions()]
 
-    def end(self, lane: int = 0, after: int = TICKS, error: Exception | None = None) -> list[Completion]:
+    def end(
+        self, lane: int = 0, after: int = TICKS, error: Exception | None = None, computed: int | None = None
+    ) -> list[Completion]:
         """Let the first step of a lane end after so long, and say what the source is told of."""
         self.backend.ticks += after
-        self.backend.opened[lane].steps[0].end(error)
+        self.backend.opened[lane].steps[0].end(error, computed)
         return self.lanes.completions()
 
     def held(self, lane: int = 0) -> list[tuple[int, int]]:
@@ -265,6 +271,46 @@ def test_what_the_batch_says_of_what_it_is_given_is_an_error_and_is_told_once():
     (known,) = one.lanes.completions()
     assert known.error is one.works[7].refuses
     assert one.end() == [] and one.lanes.ready() is not None
+
+
+# Several segments in one step
+
+
+def test_a_step_of_several_segments_is_told_of_when_it_has_ended_and_another_may_wait_behind_it() -> None:
+    one = Bench()
+    one.give(7, layers=3, ticks=2 * ABORT_FROM_TICKS)
+    assert one.told() == [] and one.lanes.ready() is not None and one.lanes.abortable() == ()
+    one.give(8, layers=1)
+    (done,) = one.end()
+    assert (done.candidate.query, done.layers, done.aborted, one.works[7].taken) == (7, 3, False, [0, 1, 2])
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("computed", [0, 1, 2])
+def test_a_step_that_leaves_at_a_gate_has_computed_what_it_says_whether_it_was_asked_or_not(computed, asked) -> None:
+    one = Bench()
+    one.give(7, layers=3)
+    if asked:
+        one.lanes.stop(0, 7)
+        assert one.works[7].runs[0].stopped
+    (left,) = one.end(computed=computed)
+    assert (left.layers, left.aborted, left.error) == (computed, True, None)
+    assert one.works[7].taken == list(range(computed))
+    one.give(7, computed, layers=3 - computed)
+    assert [(run.segment, run.segments) for run in one.works[7].runs] == [(0, 3), (computed, 3 - computed)]
+    (done,) = one.end()
+    assert (done.layers, done.aborted, one.works[7].taken) == (3 - computed, False, [0, 1, 2])
+
+
+def test_a_stopped_step_that_comes_to_its_end_has_ended_and_a_failing_one_has_failed() -> None:
+    one, error = Bench(), ValueError("no")
+    one.give(7, layers=2)
+    one.lanes.stop(0, 7)
+    (done,) = one.end()
+    assert (done.layers, done.aborted, done.error) == (2, False, None)
+    one.give(8, layers=2)
+    (done,) = one.end(error=error)
+    assert (done.layers, done.aborted, done.error) == (0, False, error)
 
 
 # Lanes with memory of their own
@@ -637,6 +683,7 @@ def test_every_segment_is_told_of_once_and_in_order_whatever_ends_stops_comes_or
 
 class Held:
     def __init__(self, batch: int, *, stoppable: bool = False, compute: int = TICKS) -> None:
+        self.layers = None
         self.batch, self.stoppable, self.compute, self.body = (0, batch), stoppable, compute, 0
 
 

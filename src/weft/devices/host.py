@@ -27,6 +27,7 @@ HOST = "host"
 
 Time = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Micros = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024)]
 
@@ -163,6 +164,17 @@ class GpuCuts(BaseModel, extra="forbid", frozen=True):
         return Shares(self.sms, ladder(self.sms, self.cuts, self.streams), kinds, self.contention, bodies, tags)
 
 
+class Gates(BaseModel, extra="forbid", frozen=True):
+    """The costs of gates, at which the device ends a batch that was revoked; the defaults were measured on an H200."""
+
+    gate_us: Micros = 12.5
+    """Added to every segment by the gate before it; 0 if the measured times contain it."""
+    leave_us: Micros = 10.0
+    """From the gate at which a batch stops until its lane is free; the segment before the gate ends first."""
+    launch_us: Micros = 20.0
+    """From the launch of a batch on a free lane to its first segment."""
+
+
 class Host(BaseModel, extra="forbid", frozen=True):
     """This machine under ``weft serve``. The field names are the keys of the file."""
 
@@ -192,6 +204,8 @@ class Host(BaseModel, extra="forbid", frozen=True):
     """Segments of at least this expected duration may be stopped for an urgent request."""
     abort_s: Time = 0.001
     """Time to stop a running segment."""
+    gates: Gates | None = None
+    """Costs of the gates between segments; None: the device has none, and the server starts every segment."""
     gpu: GpuCuts | None = None
     """How the device can be shared, if it is a GPU whose models were measured on shares."""
     models: Annotated[dict[str, HostModel], Field(min_length=1)]

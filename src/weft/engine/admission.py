@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from weft.devices.decoupled import DeviceClocks
 from weft.engine.batches import Abortable, Batcher
+from weft.engine.lane_plan import next_gate
 from weft.engine.policies.base import NO_DEADLINE, Candidate, Policy, Running, View
 from weft.engine.queues import Queues, StreamQueue
 from weft.engine.tickets import Batch, Ticket, due
@@ -82,8 +83,16 @@ class Admission:
         ahead = 0
         # The ticks that lanes still compute for each batch; a lane may hold several segments of a batch.
         begun: defaultdict[tuple[int, int], int] = defaultdict(int)
+        revocable: dict[tuple[int, int], int] = {}
         for candidate, rest in self._rests():
             begun[candidate.stream, candidate.query] += rest
+            program = self._policy.setting.programs[candidate.program]
+            if program.gated and rest and self._policy.traits.by_events:
+                # What can be revoked is ahead of the request only if the policy would compute it first.
+                done = candidate.compute - rest
+                gate = next_gate(program, candidate.layer, program.span(candidate.layer), done or None)
+                revocable[candidate.stream, candidate.query] = min(rest, gate.after)
+                begun[candidate.stream, candidate.query] -= revocable[candidate.stream, candidate.query]
         if newcomer and len(begun) >= self._lanes and (victim := self._find_victim(newcomer)):
             begun[victim.stream, victim.query] = 0
         for queue in self._queues.busy():
@@ -95,7 +104,8 @@ class Admission:
             for batch in queue.batches:
                 dues = [ticket.due for ticket in batch.members]
                 if min(dues) <= latest and max(dues) >= earliest and not self._yields(queue, batch, newcomer):
-                    begun[queue.stream, batch.query] += self._queues.rest(batch)
+                    key = queue.stream, batch.query
+                    begun[key] += self._queues.rest(batch) + revocable.get(key, 0)
         return _free_time(ahead, begun.values(), self._lanes)
 
     def _find_victim(self, newcomer: _Newcomer) -> Candidate | None:

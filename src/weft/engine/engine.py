@@ -3,6 +3,9 @@
 Saturated streams, simulated requests and requests of real clients are sources of work for the same loop; the loop, the
 policies and the checks are the same for every source and every executor. A simulation calls ``run``; a server calls
 ``step`` whenever a request arrives or a lane becomes free.
+
+Where the device has gates, a start covers a batch up to its next exit. The loop then asks the policy anew on every
+event: an arrival, an end, a batch that has left, a deadline that is about to be missed (``lane_plan``).
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from typing import NamedTuple, Protocol
 
 from weft.base.errors import InvalidStart
 from weft.devices.decoupled import DeviceClocks, LayerTimes
-from weft.engine.policies.base import Candidate, Event, EventKind, LaneState, Policy, Running, Start, View
+from weft.engine.lane_plan import LanePlanner
+from weft.engine.lane_queues import LaneQueue, Queued
+from weft.engine.policies.base import NO_DEADLINE, Candidate, Event, LaneState, Policy, Running, Start, View
 
 
 class Offer(NamedTuple):
@@ -32,13 +37,15 @@ class Completion(NamedTuple):
     candidate: Candidate
     times: LayerTimes
     aborted: bool = False
-    """Whether the layer was stopped half-way for more urgent work and has to run again."""
+    """Whether the layer was stopped half-way for more urgent work and has to run again, or the batch left at a gate."""
     error: Exception | None = None
     """Why the layer could not be computed; None if it could."""
     work: object = None
     """The executor's record of the batch."""
     lane: int = -1
     """The lane that computed it; -1 where lanes have no numbers."""
+    layers: int | None = None
+    """How many layers were computed, of a start that may cover several (``Start.layers``)."""
 
 
 class Source(Protocol):
@@ -69,6 +76,13 @@ class Source(Protocol):
         """Account for a candidate issued as number *step*; return its batch, or None in saturated streams."""
         ...
 
+    def place(self, stream: int, query: int, layer: int, *, running: bool) -> bool:
+        """Set up to which layer a batch counts as issued; return whether the batch is still in flight.
+
+        running: False: it is offered from that layer on, as if it had paused there, although its lane still computes.
+        """
+        ...
+
     def completed(self, completion: Completion) -> None:
         """Account for the end of an issued layer."""
         ...
@@ -96,6 +110,11 @@ class Executor(Protocol):
         """Return the state of every lane, where lanes are shares of a device; otherwise an empty tuple."""
         return ()
 
+    @property
+    def queues(self) -> Sequence[LaneQueue[Queued]]:
+        """The lanes with their segments, where the device has gates."""
+        return ()
+
     def idle_until(self, tick: int) -> None:
         """Wait until *tick*, or until the executor's state changes, such as by the end of a layer."""
         ...
@@ -109,7 +128,7 @@ class Executor(Protocol):
         return ()
 
     def stop(self, stream: int, query: int) -> None:
-        """Stop the running layer of a query; its completion is marked as aborted."""
+        """Stop the running layer of a query, or revoke its start; its completion is marked as aborted."""
         ...
 
     def rests(self) -> Sequence[tuple[Candidate, int]]:
@@ -123,15 +142,21 @@ class Engine:
     def __init__(self, source: Source, policy: Policy, executor: Executor) -> None:
         self._source, self._policy, self._executor = source, policy, executor
         self._steps = 0
-        self._open_ended: set[tuple[int, int]] = set()
-        """Batches that go on to their end unless they are revoked, by stream and query."""
+        self._planner: LanePlanner | None = None
+        """Set by the first start that covers several layers: from then on events are planned for."""
+        self._review_at = NO_DEADLINE
+        """When to ask the policy again although nothing has happened."""
 
     def run(self) -> int:
         """Issue layers until the source is done; return the number of issued layers."""
         while not self._source.done():
             if not self.step() and not self._source.done():  # the last waiting requests may just have been dropped
-                self._executor.idle_until(self._source.next_event())
+                self._executor.idle_until(self.next_event())
         return self._steps
+
+    def next_event(self) -> int:
+        """Return the tick at which to take the next step if no layer ends before."""
+        return min(self._source.next_event(), self._review_at)
 
     def follow(self, policy: Policy) -> None:
         """Switch to another policy."""
@@ -140,49 +165,94 @@ class Engine:
     def step(self) -> bool:
         """Account for ended layers and arrivals, and issue one layer if one is offered and the executor can take it.
 
-        Returns whether another layer may be issued at once. The next layer of a batch that was started to its end
-        (``Start.to_end``) is issued without asking the policy, even if the source holds that batch back for others.
+        Returns whether another layer may be issued at once. On a device with gates, all lanes are planned anew.
         """
         self.account()
+        if self._planner:
+            return self._follow_plan(self._planner)
         device = self._executor.ready()
         if device is None:
             self._preempt()
             return False
         offer = self._source.offer(device)
-        if self._open_ended and (candidate := self._next_open_ended(offer)):
-            self._issue(Start(candidate, to_end=True))
-            return True
         if not offer.candidates:
             return False
-        start = self._policy.decide(self._view(device, offer))
-        self._source.events.clear()
+        start = self._ask(device, offer, self._executor.held() if self._policy.traits.shares else ())
         if start is None:
-            if not self._executor.rests():
-                raise InvalidStart(f"{type(self._policy).__name__} waits, and nothing runs that could end")
+            self._check_waiting()
             return False
-        if start.candidate not in offer.candidates:
-            raise InvalidStart(f"{type(self._policy).__name__} chose {start.candidate}, which is not on offer")
-        self._issue(start)
+        self._executor.submit(*self._issue(start))
         return start.more
 
-    def _view(self, device: DeviceClocks, offer: Offer) -> View:
-        lanes = self._executor.held() if self._policy.traits.shares else ()
-        return View(device, *offer, lanes, tuple(self._source.events))
+    def _ask(self, device: DeviceClocks, offer: Offer, lanes: tuple[LaneState, ...]) -> Start | None:
+        """Ask the policy, and check its answer."""
+        start = self._policy.decide(View(device, *offer, lanes, tuple(self._source.events)))
+        self._source.events.clear()
+        if start and start.candidate not in offer.candidates:
+            raise InvalidStart(f"{type(self._policy).__name__} chose {start.candidate}, which is not on offer")
+        return start
 
-    def _issue(self, start: Start) -> None:
-        """Start a layer on the executor, and tell the source."""
-        candidate = start.candidate
-        if start.to_end:
-            self._open_ended.add((candidate.stream, candidate.query))
-        self._executor.submit(start, self._source.issued(candidate, self._steps))
+    def _check_waiting(self) -> None:
+        """Raise InvalidStart if the policy starts nothing, and nothing runs that could end."""
+        if not self._executor.rests():
+            raise InvalidStart(f"{type(self._policy).__name__} waits, and nothing runs that could end")
+
+    def _issue(self, start: Start) -> tuple[Start, object]:
+        """Tell the source of a start; return the start and its batch.
+
+        If the device has gates and the policy allows it, the start covers the batch up to its next exit.
+        """
+        candidate, batch = start.candidate, self._source.issued(start.candidate, self._steps)
         self._steps += 1
+        programs = self._policy.setting.programs  # empty where steps are no layers, as on a SoC
+        if not (programs and programs[candidate.program].gated and self._policy.traits.by_events):
+            return start, batch
+        program = programs[candidate.program]
+        self._planner = self._planner or LanePlanner()
+        layers = program.span(candidate.layer)
+        end = candidate.layer + layers
+        self._source.place(candidate.stream, candidate.query, end, running=True)
+        candidate = candidate._replace(compute=sum(program.compute[candidate.layer : end]))
+        return start._replace(candidate=candidate, layers=layers), batch
 
-    def _next_open_ended(self, offer: Offer) -> Candidate | None:
-        """Return the next segment of the first batch, in the source's order, that was started to its end."""
-        for head in offer.heads:
-            if head.layer and (head.stream, head.query) in self._open_ended:
-                return head
-        return None
+    def _follow_plan(self, planner: LanePlanner) -> bool:
+        """Ask the policy what should be on the lanes, revoke what it does not want there, and start what it does.
+
+        Returns whether a layer was started that the batch may continue from at once.
+        """
+        now = self._executor.now()
+        device, plan = DeviceClocks.at(now), planner.plan(self._policy, self._executor.queues, now)
+        for batch, on_lane in plan.on_lanes.items():
+            self._source.place(*batch, on_lane.gate.layer, running=False)
+        batches: dict[tuple[int, int], object] = {}
+        if not plan.takes_more:
+            self._preempt()
+        while plan.takes_more:
+            offer = self._source.offer(device)
+            offer = offer._replace(candidates=plan.offer(offer.heads, offer.candidates))
+            if not offer.candidates:
+                break
+            start = self._ask(device, offer, plan.states() if self._policy.traits.shares else ())
+            if start is None:
+                if not batches:
+                    self._check_waiting()
+                break
+            key = start.candidate[:2]
+            if key in plan.on_lanes:
+                self._source.place(*key, plan.on_lanes[key].end, running=True)
+            else:
+                start, batches[key] = self._issue(start)
+            plan.add(start)
+            if not start.more:
+                break
+        revoked, starts = plan.settle()
+        for on_lane in revoked:
+            self._source.place(*on_lane.task.batch, on_lane.gate.layer, running=True)
+            self._executor.stop(*on_lane.task.batch)
+        for start in starts:
+            self._executor.submit(start, batches[start.candidate[:2]])
+        self._review_at = plan.review_at(now)
+        return any([start.layers is None for start in starts])
 
     def account(self) -> None:
         """Pass completions and the time to the source, and stop the batches that the source gives up."""
@@ -190,31 +260,16 @@ class Engine:
             self._source.completed(completion)
         for stream, query in self._source.at(self._executor.now()):
             self._executor.stop(stream, query)
-        if self._open_ended:
-            for event in self._source.events:
-                if event.kind in (EventKind.BATCH_END, EventKind.REVOKED):
-                    self._open_ended.discard((event.stream, event.query))
 
     def _preempt(self) -> None:
-        """Ask the policy whether to preempt running work for waiting work; called when no lane is free."""
+        """Ask the policy whether to stop a running layer for waiting work; called when no lane is free."""
         running = self._executor.abortable()
-        if self._open_ended and self._source.events:
-            # A batch started to its end can be revoked although its running layer cannot be stopped.
-            abortable = {layer.candidate for layer in running}
-            running += tuple(
-                Running(candidate, rest, stoppable=False)
-                for candidate, rest in self._executor.rests()
-                if candidate not in abortable and (candidate.stream, candidate.query) in self._open_ended
-            )
         if not running:
             return
         device = DeviceClocks.at(self._executor.now())
         offer = self._source.offer(device)
-        victim = self._policy.aborts(self._view(device, offer), running) if offer.candidates else None
-        if victim is None:
-            return
-        batch = victim.stream, victim.query
-        if batch in self._open_ended:  # ``account`` removes the batch from the set when it reads this event
-            self._source.events.append(Event(EventKind.REVOKED, *batch))
-        if any(layer.stoppable and layer.candidate == victim for layer in running):
-            self._executor.stop(*batch)
+        lanes = self._executor.held() if self._policy.traits.shares else ()
+        view = View(device, *offer, lanes, tuple(self._source.events))
+        victim = self._policy.aborts(view, running) if offer.candidates else None
+        if victim and any(layer.stoppable and layer.candidate == victim for layer in running):
+            self._executor.stop(victim.stream, victim.query)

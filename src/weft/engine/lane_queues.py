@@ -31,8 +31,28 @@ class Queued(Protocol):
     """A segment on a lane, running or waiting."""
 
     @property
+    def candidate(self) -> Candidate:
+        """The segment; where it covers several layers, the first of them, with the ticks of all."""
+        ...
+
+    @property
     def batch(self) -> BatchKey:
         """The batch that the segment belongs to."""
+        ...
+
+    @property
+    def layers(self) -> int | None:
+        """The layers that it covers where the device has gates (``Start.layers``); None: one layer, without gates."""
+        ...
+
+    @property
+    def began(self) -> int | None:
+        """When its lane began to compute it; None while it waits."""
+        ...
+
+    @property
+    def aborted(self) -> bool:
+        """Whether it was asked to stop."""
         ...
 
     @property
@@ -63,6 +83,11 @@ class LaneQueue(Protocol[Q]):
     @property
     def tasks(self) -> Sequence[Q]: ...
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the lane accepts segments."""
+        ...
+
 
 L = TypeVar("L", bound=LaneQueue[Queued])
 
@@ -72,11 +97,13 @@ def has_room(lane: LaneQueue[Queued], ahead: int) -> bool:
 
     ahead: the segments that may wait behind the running one; 0: none. If the waiting segments are short, up to
     ``MOST_AHEAD`` may wait. Nothing waits behind a segment that may be stopped, so that the policy can still weigh
-    urgent work against that segment.
+    urgent work against that segment. A batch that can leave at gates takes no room: ``LanePlan`` decides about it.
     """
     tasks = lane.tasks
-    if not tasks or not ahead or tasks[-1].stoppable:
-        return not tasks
+    if not tasks or tasks[-1].layers is not None:
+        return True
+    if not ahead or tasks[-1].stoppable:
+        return False
     waiting_is_short = len(tasks) <= MOST_AHEAD and sum([task.compute for task in tasks[1:]]) < SHORT_TICKS
     return len(tasks) <= ahead or waiting_is_short
 

@@ -32,15 +32,17 @@ def late_work(policy: Policy, late: str) -> LateWork:
     return LateWork.LAST if late == "demote" else LateWork.AMONG_OTHERS
 
 
-def latest_end(on_time: Iterable[Candidate], now: int) -> int:
+def latest_end(on_time: Iterable[Candidate], now: int, margin: int = 0) -> int:
     """Return the tick until which the device may do other work without making one of *on_time* late.
 
     The requests are assumed to run one by one in order of deadlines; requests that would be late even so do not count.
+    margin: percent added to their remaining times.
     """
     latest, need = NO_DEADLINE, 0
     for head in sorted(on_time, key=lambda head: head.deadline):
-        if now + need + head.remaining <= head.deadline:
-            need += head.remaining
+        remaining = head.remaining * (100 + margin) // 100
+        if now + need + remaining <= head.deadline:
+            need += remaining
             latest = min(latest, head.deadline - need)
     return latest
 

@@ -15,6 +15,7 @@ from weft.devices.decoupled import DeviceClocks
 from weft.engine.admission import Admission, Refusal, Rests
 from weft.engine.batches import Abortable, Batcher, Rooms, most_batches
 from weft.engine.engine import Completion, Offer
+from weft.engine.lane_queues import MOST_AHEAD
 from weft.engine.lateness import late_work, weave_late_heads
 from weft.engine.policies.base import NO_DEADLINE, Candidate, Event, EventKind, LateWork, Policy
 from weft.engine.queues import Queues, StreamQueue, StrictDeadlines
@@ -102,10 +103,13 @@ class Requests:
         """Return how many batches of a stream may be in flight.
 
         A policy that refills batches may have one in flight for every request. Where lanes take layers ahead, a batch
-        whose last layer is on a lane still holds a place while the next batch begins.
+        whose last layer is on a lane still holds a place while the next batch begins; so do batches that were revoked
+        while they waited on a lane, until it reaches them.
         """
         lanes, ahead = self._setting.lanes, self._setting.ahead
         ending = (1 + ahead) * lanes if ahead else 0
+        if self._setting.programs[terms.programs].gated:
+            ending += MOST_AHEAD * lanes
         refilled = terms.max_batch * lanes + ending if self._refills else 0
         return max(most_batches(self._late_work), 2 * lanes + ending, refilled)
 
@@ -199,6 +203,29 @@ class Requests:
             self._steer(queue.steered, queue.terms, batch.members)
         return batch
 
+    def place(self, stream: int, query: int, layer: int, *, running: bool) -> bool:
+        """Set up to which layer a batch counts as issued; return whether the batch is still in flight.
+
+        running: False: it is offered from that layer on, as if it had paused there, although its lane still computes.
+        """
+        queue = self.queues[stream]
+        batch = queue.by_query.get(query)
+        if batch is None:
+            return False
+        batch.running = running
+        self._move(queue, batch, layer)
+        return True
+
+    def _move(self, queue: StreamQueue, batch: Batch, layer: int) -> None:
+        """Set up to which layer a batch counts as issued, and correct the service of its stream by the difference."""
+        program = self._setting.programs[batch.program]
+        start, end = sorted((batch.layer, layer))
+        ticks = sum(program.work[start:end]) * (1 if layer > batch.layer else -1)
+        batch.layer = layer
+        queue.served += ticks
+        if self._setting.shares:
+            queue.update_share(self._now, ticks)
+
     def _steer(self, steered: Steered, terms: Terms, members: list[Ticket]) -> None:
         """Set the exit threshold of each member of a batch that begins: the request's own, or that of the present load.
 
@@ -216,19 +243,35 @@ class Requests:
     def completed(self, completion: Completion) -> None:
         """Account for a layer that was computed, was stopped, or failed."""
         batch = self.queues.batch_of(completion.candidate)
-        assert batch is not None
+        if batch is None:  # it was given up while its lane computed up to the next gate
+            return
         queue = self.queues[completion.candidate.stream]
         batch.running = False
+        if completion.layers is not None:
+            self._move(queue, batch, completion.candidate.layer + completion.layers)
         if completion.error is not None:
             self._end(queue, batch)
             self._feed.failed(batch, completion.error)
             self._feed.ended(batch)
         elif completion.aborted:
-            batch.layer -= 1
+            if completion.layers is None:
+                batch.layer -= 1
+            elif not batch.layer:
+                self._dissolve(queue, batch)
+            elif self._setting.apart:
+                batch.home = completion.lane
             self.events.append(Event(EventKind.REVOKED, queue.stream, batch.query))
         else:
             batch.home = completion.lane if self._setting.apart else None
             self._advance(queue, batch, completion)
+
+    def _dissolve(self, queue: StreamQueue, batch: Batch) -> None:
+        """End a batch that left before its first layer: its requests wait again, and may form a larger batch."""
+        queue.end(batch)
+        for ticket in batch.members:
+            if not ticket.gone:
+                self.queues.put(ticket)
+        self._feed.ended(batch)
 
     def _advance(self, queue: StreamQueue, batch: Batch, completion: Completion) -> None:
         """Account for a computed layer: end the batch, answer requests that leave at an exit, or merge batches."""

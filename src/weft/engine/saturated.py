@@ -55,6 +55,9 @@ class SaturatedStreams:
     def completed(self, completion: Completion) -> None:
         """Do nothing: on an NPU the next layer of a stream may be issued before this one has ended."""
 
+    def place(self, stream: int, query: int, layer: int, *, running: bool) -> bool:
+        raise AssertionError("the devices of saturated streams have no gates")
+
     def issued(self, candidate: Candidate, step: int) -> None:
         """Move the stream of a candidate, issued as number *step*, on to its next layer."""
         stream, program = candidate.stream, self._setting.programs[candidate.stream]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import ceil
 from typing import NamedTuple, Protocol
 
@@ -63,6 +64,10 @@ class _Segment:
     """Its duration, before contention."""
     rest: float = 0.0
     """Remaining work in ticks at full speed."""
+    layers: int | None = None
+    """The layers that it covers where the device has gates; of one that left at a gate, those that were computed."""
+    ends: tuple[float, ...] = ()
+    """Ticks of work at the end of each layer, where the device has gates."""
     begin: int = NOT_YET
     end: int = NOT_YET
     speed: float = 1.0
@@ -86,6 +91,10 @@ class _Segment:
     def compute(self) -> int:
         return self.candidate.compute
 
+    @property
+    def began(self) -> int | None:
+        return None if self.begin == NOT_YET else self.begin
+
     def begin_at(self, now: int) -> None:
         self.begin = now + self.before
         self.end = self.begin + self.ticks
@@ -98,6 +107,7 @@ class _Lane:
     index: int
     tasks: list[_Segment] = field(default_factory=list)
     """The running segment, and the ones that wait behind it."""
+    is_open: bool = True
 
 
 class SimulatedHost:
@@ -122,6 +132,7 @@ class SimulatedHost:
         self._shares = setting.shares
         if self._shares:
             self._lanes = len(self._shares.lanes)
+        self._launch_ticks, self._leave_ticks = setting.launch_ticks, setting.leave_ticks
         self._abortable, self._abort_ticks, self._abort_from = abortable, abort_ticks, abort_from
         self._step_ticks, self._crowd = step_ticks, crowd
         self._speeds: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
@@ -135,10 +146,12 @@ class SimulatedHost:
         """Completions from the time in which the engine was busy (``step_ticks``)."""
         self._stepped = False
         """Whether the engine was busy, and has not accounted for the completions of that time."""
-        self._queues = [_Lane(index) for index in range(self._lanes if self._ahead or self._shares else 0)]
-        """The same segments by lanes, where lanes take segments ahead or the policy chooses them; else empty."""
+        by_lanes = self._ahead or self._shares or any([program.gated for program in self._programs])
+        self._queues = [_Lane(index) for index in range(self._lanes if by_lanes else 0)]
+        """The same segments by lanes, where lanes take segments ahead, the policy chooses them, or the device has
+        gates; else empty."""
         self.log: list[tuple[Candidate, LayerTimes]] = []
-        """Segments that ended and were not aborted, in order of their ends."""
+        """Segments that ended and were not aborted, and batches that left at a gate, in order of their ends."""
         self.lanes_used: list[int] = []
         """The lane of each segment in ``log``; -1 where lanes have no numbers."""
 
@@ -157,6 +170,10 @@ class SimulatedHost:
         if not self._shares:
             return ()
         return tuple([self._lane_state(lane) if lane.tasks else IDLE_LANE for lane in self._queues])
+
+    @property
+    def queues(self) -> Sequence[_Lane]:
+        return self._queues
 
     def _lane_state(self, lane: _Lane) -> LaneState:
         holds = tuple([segment.candidate for segment in lane.tasks])
@@ -183,14 +200,16 @@ class SimulatedHost:
                     lane.tasks = [segment for segment in lane.tasks if segment.end > self._now]
             self._begin_waiting()
             self._set_segment_speeds()
-            computed = [segment for segment in ended if not segment.aborted]
+            computed = [segment for segment in ended if segment.layers or not segment.aborted]
             self.log += [(segment.candidate, _times(segment)) for segment in computed]
             self.lanes_used += [segment.lane for segment in computed]
         completions = [
-            Completion(segment.candidate, _times(segment), segment.aborted, lane=segment.lane)
+            Completion(segment.candidate, _times(segment), segment.aborted, lane=segment.lane, layers=segment.layers)
             for segment in ended
             if not segment.reported
         ]
+        if ended and any([segment.end <= self._now for segment in self._running if segment.ends]):
+            return completions + self._take_ended()  # what was revoked while it waited leaves when its lane reaches it
         return completions + self._ends_ahead() if self._ahead else completions
 
     def _begin_waiting(self) -> None:
@@ -224,7 +243,7 @@ class SimulatedHost:
         False for a segment that was already reported.
         """
         program, after = self._programs[segment.candidate.program], segment.candidate.layer + 1
-        may_end = after == len(program) or after in program.exits
+        may_end = after == len(program) or after in program.exits or segment.layers is not None
         return not (segment.reported or segment.aborted or segment.stoppable or may_end)
 
     def idle_until(self, tick: int) -> None:
@@ -257,7 +276,7 @@ class SimulatedHost:
             self._advance_clock(started_at)
             self._unseen += self._take_ended()
         self._stepped = self._step_ticks > 0
-        segment = self._draw_segment(start.candidate)
+        segment = self._draw_segment(start)
         self._settle()
         self._running.append(segment)
         if self._queues:
@@ -266,12 +285,23 @@ class SimulatedHost:
             segment.begin_at(max(self._now, start.not_before))
         self._set_segment_speeds()
 
-    def _draw_segment(self, candidate: Candidate) -> _Segment:
+    def _draw_segment(self, start: Start) -> _Segment:
         """Return a segment with its actual duration: drawn by ``Crowd.work_of``, else the expected one."""
-        if self._crowd is None:
-            return _Segment(candidate, 0, candidate.compute)
-        work = self._crowd.work_of(candidate)
-        return _Segment(candidate, work.before, max(1, ceil(work.ticks)), work.ticks)
+        candidate, first = start.candidate, start.candidate.layer
+        if start.layers is None:
+            work = self._draw_work(candidate)
+            return _Segment(candidate, work.before, ceil(work.ticks), work.ticks)
+        compute = self._programs[candidate.program].compute
+        works = [
+            self._draw_work(candidate._replace(layer=layer, compute=compute[layer]))
+            for layer in range(first, first + start.layers)
+        ]
+        ends = tuple(accumulate([work.ticks for work in works]))
+        before = works[0].before + self._launch_ticks
+        return _Segment(candidate, before, ceil(ends[-1]), ends[-1], layers=start.layers, ends=ends)
+
+    def _draw_work(self, candidate: Candidate) -> DrawnWork:
+        return self._crowd.work_of(candidate) if self._crowd else DrawnWork(0, candidate.compute)
 
     def _queue(self, segment: _Segment, chosen: int) -> None:
         """Put a segment on the chosen lane; -1: on the one that ``choose_lane`` finds."""
@@ -286,7 +316,8 @@ class SimulatedHost:
             segment.body = self._shares.body(segment.candidate.stream, segment.candidate.program)
         segment.after = preceding_tasks(segment, lane, self._queues, shares=self._shares is not None)
         if lane.tasks and not segment.after:
-            segment.before = 0  # it was sent while the one before it ran
+            # it was sent while the one before it ran
+            segment.before = 0 if segment.layers is None else self._launch_ticks
         lane.tasks.append(segment)
         self._begin_waiting()
 
@@ -317,16 +348,34 @@ class SimulatedHost:
 
     def _stoppable(self, layer: _Segment) -> bool:
         candidate = layer.candidate
-        return candidate.program in self._abortable and candidate.compute >= self._abort_from and not layer.aborted
+        long_enough = candidate.compute >= self._abort_from and layer.layers is None
+        return candidate.program in self._abortable and long_enough and not layer.aborted
 
     def stop(self, stream: int, query: int) -> None:
         """Stop the segments of a query, running or waiting, except those whose end was already reported."""
         for running in self._running:
             if running.batch == (stream, query) and not running.aborted and not running.reported:
                 self._settle()
-                running.end, running.aborted = min(running.end, self._now + self._abort_ticks), True
-                running.begin = min(running.begin, running.end)
+                if running.layers is not None:
+                    self._leave(running)
+                else:
+                    running.end, running.aborted = min(running.end, self._now + self._abort_ticks), True
+                    running.begin = min(running.begin, running.end)
                 self._set_segment_speeds()
+
+    def _leave(self, segment: _Segment) -> None:
+        """Let a batch leave at its next gate; one that has not begun leaves when its lane reaches it."""
+        layers, until = 0, 0.0
+        if segment.begin <= self._now:
+            done = segment.ends[-1] - segment.rest if self._crowd else self._now - segment.begin
+            layers = 1 + sum([end < done - AT_ONCE for end in segment.ends[:-1]])
+            until = max(0.0, segment.ends[layers - 1] - done)
+        if layers < len(segment.ends):
+            segment.layers, segment.aborted = layers, True
+            segment.rest = until + self._leave_ticks
+            segment.ticks = ceil(segment.rest)
+            if segment.begin != NOT_YET:
+                segment.end = max(self._now, segment.begin) + segment.ticks
 
     def joined(self, stream: int, query: int, other: int) -> None:
         """Let segments of batch *other* count as those of the batch that it was merged into."""
@@ -355,7 +404,7 @@ class SimulatedHost:
             self._speeds[kinds, lanes] = self._crowd.lanes.speeds(kinds, lanes)
         for segment, speed in zip(active, self._speeds[kinds, lanes], strict=True):
             segment.speed = speed
-            if not segment.aborted:
+            if segment.ends or not segment.aborted:
                 segment.end = self._now + ceil(max(0.0, segment.rest - AT_ONCE) / speed)
 
 

@@ -83,6 +83,8 @@ class LaneTask:
     candidate: Candidate
     work: LaneWork
     here: bool = False  # whether it is computed on the engine's own thread
+    layers: int | None = None
+    """The segments that it covers where the device has gates (``Start.layers``)."""
     began: int | None = field(default=None, init=False)
     """When its lane began to compute it; None while it is queued."""
     run: StartedStep | None = field(default=None, init=False)
@@ -106,8 +108,8 @@ class LaneTask:
 
     @property
     def stoppable(self) -> bool:
-        """Whether it is long enough to be stopped for urgent work."""
-        return self.candidate.compute >= ABORT_FROM_TICKS
+        """Whether it is long enough to be stopped for urgent work, and does not leave at gates instead."""
+        return self.candidate.compute >= ABORT_FROM_TICKS and self.layers is None
 
     @property
     def compute(self) -> int:
@@ -133,11 +135,11 @@ class LaneTask:
         """Outputs that the batch's next segment can be queued behind while this one still runs; None if it may not.
 
         It may not if this segment was not started or was reported already, or if it is doomed, or is stopped or may be:
-        the next segment would be lost with it. The backend may have no such outputs (``StartedStep.onward``).
+        the next segment would be lost with it. Nor if it covers several, which may leave at a gate. The backend may
+        have no such outputs (``StartedStep.onward``).
         """
-        if self.run is None or self.reported or self.doomed or self.aborted or self.stoppable:
-            return None
-        return self.run.onward
+        lost = self.reported or self.doomed or self.aborted or self.stoppable
+        return None if self.run is None or lost or self.layers is not None else self.run.onward
 
 
 @dataclass(eq=False)
@@ -152,6 +154,11 @@ class Lane:
     free_since: int = 0  # when its last segment ended
     leaving: bool = False  # whether it accepts no more segments
     replaced: bool = False  # whether another lane has its place, because its segment overran
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it accepts segments and can compute them."""
+        return not self.leaving and self.device.able
 
     @property
     def task(self) -> LaneTask | None:
@@ -281,6 +288,11 @@ class LaneExecutor:
         """The lanes that accept another segment."""
         return [lane for lane in self.lanes if not lane.leaving and has_room(lane, lane.device.ahead)]
 
+    @property
+    def queues(self) -> Sequence[Lane]:
+        """The lanes with their segments."""
+        return self.lanes
+
     def held(self) -> tuple[LaneState, ...]:
         """What each lane holds, for a policy that chooses lanes; empty unless lanes are shares of one device."""
         if not self._shares:
@@ -360,7 +372,7 @@ class LaneExecutor:
 
     def submit(self, start: Start, batch: object = None) -> None:
         """Run a segment on an idle lane, or queue it if lanes queue segments; *batch*: passed on to ``work_of``."""
-        task = LaneTask(start.candidate, *self._work_of(start.candidate, batch))
+        task = LaneTask(start.candidate, *self._work_of(start.candidate, batch), start.layers)
         if self.ahead:
             self._queue(task, start.lane)
             return
@@ -409,9 +421,12 @@ class LaneExecutor:
         if task is lane.tasks[0]:
             task.began = self.now()
         work, on_end = task.work, partial(self._end, lane, task)
+        step = work.step(task.candidate.layer)
+        if task.layers is not None:
+            step = step._replace(segments=task.layers)
         self._starting = True
         try:
-            task.run = work.loaded.start(work.step(task.candidate.layer), lane.device, on_end, here=task.here)
+            task.run = work.loaded.start(step, lane.device, on_end, here=task.here)
         finally:
             self._starting = False
 
@@ -427,10 +442,9 @@ class LaneExecutor:
 
     def _queued_completion(self, lane: Lane, task: LaneTask, end: StepEnd) -> Completion:
         """The completion of a segment on a lane that queues steps; it began when the segment before it ended."""
-        began, ended, outputs, error = end
         # A segment that was stopped while it was queued behind another took no time.
-        began = max(began, lane.free_since) if task is lane.tasks[0] else ended
-        return _completion(lane, task, StepEnd(began, max(began, ended), outputs, error))
+        began = max(end.began, lane.free_since) if task is lane.tasks[0] else end.ended
+        return _completion(lane, task, end._replace(began=began, ended=max(began, end.ended)))
 
     def _early_completions(self) -> list[Completion]:
         """Completions, with expected times, of segments that have not ended but that batches can continue from."""
@@ -518,10 +532,13 @@ class LaneExecutor:
         return all(ended)
 
 
-def _take(task: LaneTask, outputs: Sequence[StepOutput]) -> Exception | None:
-    """Pass the outputs of a segment to its work; return the error if that fails, which fails this batch only."""
+def _take(task: LaneTask, outputs: Sequence[StepOutput], layers: int = 1) -> Exception | None:
+    """Pass the outputs of a segment to its work; return the error if that fails, which fails this batch only.
+
+    layers: how many segments were computed; the outputs are those of the last one.
+    """
     try:
-        task.work.take(task.candidate.layer, outputs)
+        task.work.take(task.candidate.layer + layers - 1, outputs)
     except Exception as problem:
         return problem
     return None
@@ -529,13 +546,17 @@ def _take(task: LaneTask, outputs: Sequence[StepOutput]) -> Exception | None:
 
 def _completion(lane: Lane, task: LaneTask, end: StepEnd) -> Completion:
     """Make the completion of an ended segment, whose outputs its work takes unless it has them already."""
-    began, ended, outputs, error = end
-    if error is None and not task.reported:
-        error = _take(task, outputs)
+    began, ended, outputs, error, computed = end
+    started = task.layers or 1
+    layers = started if computed is None else computed
+    if error is None and layers and not task.reported:
+        error = _take(task, outputs, layers)
     times = LayerTimes(began, began, began, ended)
-    stopped = task.aborted and error is not None
-    error = None if stopped else error
-    return Completion(task.candidate, times, aborted=stopped, error=error, work=task.work, lane=lane.index)
+    stopped = task.aborted if error else layers < started
+    reached = None if task.layers is None else 0 if error else layers
+    return Completion(
+        task.candidate, times, stopped, None if stopped else error, work=task.work, lane=lane.index, layers=reached
+    )
 
 
 def _abortable(task: LaneTask) -> bool:

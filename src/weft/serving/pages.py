@@ -135,6 +135,7 @@ def profile(service: Service) -> dict[str, Any]:
                 | service.dispatcher.streams.mean_s(slot.served),
                 "max_batch": slot.served.loaded.batching.max_batch,
                 **_describe_engines(slot.served.loaded),
+                "gated": slot.served.timing.gated,
                 "queue_size": slot.config.queue_size,
                 "batch_timeout_ms": slot.config.batch_timeout_ms,
                 "like": _sensitivities_by_rows(slot.served.loaded),

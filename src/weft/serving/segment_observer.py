@@ -120,31 +120,40 @@ class SegmentObserver:
         return self._hand_over_ns / self._hand_overs / 1e9 if self._hand_overs else 0.0
 
     def ended(self, lane: int, completion: Completion) -> None:
-        """Count a segment, add it to the timeline, and learn how long it takes."""
+        """Count a segment, or several that were started together, add it to the timeline, and learn its time."""
         candidate, times, work, aborted, error = (
             completion.candidate, completion.times, completion.work, completion.aborted, completion.error,
         )  # fmt: skip
         assert isinstance(work, BatchWork)
+        if aborted and completion.layers is not None:
+            if not completion.layers:  # it was revoked before it began
+                return
+            aborted = False
         stream, batch = work.stream, work.batch
         if not batch.ended:
             self._note_hand_over(lane, batch, times)
         self._last_end[lane] = times.compute_end
         took = times.compute_end - times.compute_start
         work.compute_ns += took
-        self._recorder.spans.append(
-            LaneSpan(
-                lane,
-                stream.model.name,
-                f"{candidate.layer + 1}/{len(self._streams.programs[candidate.program].compute)}",
-                times.compute_start,
-                times.compute_end,
-                candidate.compute,
-                candidate.size * stream.rows,
-                candidate.query,
-                "aborted" if aborted else "failed" if error else "done",
-                any([ticket.traced for ticket in work.tickets]),
+        program, start, layers = self._streams.programs[candidate.program], times.compute_start, completion.layers or 1
+        computed = program.compute[candidate.layer : candidate.layer + layers] if layers > 1 else (candidate.compute,)
+        for segment, ticks in enumerate(computed, candidate.layer + 1):  # of several only the whole time is known
+            end = times.compute_end if layers == 1 else start + took * ticks // sum(computed)
+            self._recorder.spans.append(
+                LaneSpan(
+                    lane,
+                    stream.model.name,
+                    f"{segment}/{len(program)}",
+                    start,
+                    end,
+                    ticks,
+                    candidate.size * stream.rows,
+                    candidate.query,
+                    "aborted" if aborted else "failed" if error else "done",
+                    any([ticket.traced for ticket in work.tickets]),
+                )
             )
-        )
+            start = end
         if aborted:
             for model in work.rows_by_model():
                 model.statistics.aborts += 1
@@ -158,17 +167,20 @@ class SegmentObserver:
         gap_ticks = round(self.hand_over_s * 1e9) if self.policy.traits.refills else 0
         contention = self._observe_contention(lane, completion, stream) if self._sharing else None
         expected_ticks = round(candidate.compute / contention.speed) if contention else candidate.compute
-        error_ticks = abs(took + gap_ticks - expected_ticks) if stream.measured else 0
+        learns = not completion.aborted  # the time of a batch that left includes what it takes to leave
+        error_ticks = abs(took + gap_ticks - expected_ticks) if stream.measured and learns else 0
         segment_rows = max(1, candidate.size * stream.rows)
         for model, rows in work.rows_by_model().items():  # requests may have joined the batch while it was computed
             model_rows = min(rows, segment_rows)
             model.statistics.computed(segment_rows, model_rows, took_ns=took, error_ns=error_ticks)
             if self._sharing:
                 model.statistics.shares.total_ns[self._sharing.name(lane)] += took * model_rows // segment_rows
+        if not learns:
+            return
         if contention is None or contention.alone:
-            self._streams.learn(stream, candidate, took, gap_ticks)
+            self._streams.learn(stream, candidate, took, gap_ticks, layers=completion.layers)
         elif not stream.measured:  # beside other segments only the first observation counts, at its speed alone
-            self._streams.learn(stream, candidate, round(took * contention.speed))
+            self._streams.learn(stream, candidate, round(took * contention.speed), layers=completion.layers)
 
     def _observe_contention(self, lane: int, completion: Completion, stream: ServedStream) -> ObservedContention:
         """Return how segments on other lanes, which are shares of a GPU, slowed a segment down."""
@@ -179,8 +191,9 @@ class SegmentObserver:
             for other in self._lanes.lanes
             if other.task and other.task.began is not None
         ]
+        expected = candidate.compute if stream.measured and not completion.aborted else None
         run = LaneRun(lane, candidate.program, times.compute_start, times.compute_end)
-        return self._sharing.observe(run, candidate.compute if stream.measured else None, running)
+        return self._sharing.observe(run, expected, running)
 
     def _note_hand_over(self, lane: int, batch: Batch, times: LayerTimes) -> None:
         """Record the gap between two segments of a batch on a lane, or that *batch* preempted the lane's last batch."""

@@ -288,12 +288,21 @@ class ServedStreams:
         """Replace the program *index* in both lists that the policy reads."""
         self.programs[index], self._remaining[index] = program, program.remaining
 
-    def learn(self, stream: ServedStream, candidate: Candidate, ticks: int, gap_ticks: int = 0) -> None:
+    def learn(
+        self, stream: ServedStream, candidate: Candidate, ticks: int, gap_ticks: int = 0, *, layers: int | None = None
+    ) -> None:
         """Learn the time of a segment from an observation; the first one of a shape replaces the estimate.
 
         candidate: the segment and its batch, as the policy saw it. ticks: its observed time. gap_ticks: the gap to the
-        next segment, if the expected times include gaps.
+        next segment, if the expected times include gaps. layers: the number of segments from this one on to which the
+        time belongs, where the device has gates; it is divided among them as expected. None: one.
         """
+        if layers is not None:
+            compute = self.programs[candidate.program].compute[candidate.layer : candidate.layer + layers]
+            for layer, expected in enumerate(compute, candidate.layer):
+                segment = candidate._replace(layer=layer, compute=expected)
+                self.learn(stream, segment, ticks * expected // sum(compute))
+            return
         segments = stream.observed.get(candidate.size)
         if segments is None:
             segments = stream.observed[candidate.size] = [(0, 0)] * len(self.programs[candidate.program])
@@ -443,7 +452,9 @@ def _estimate_program(model: ServedModel, shapes: Shapes, rows: int, size: int) 
     else:
         ticks = [max(INLINE_TICKS, round(time * 1e9 * min(size_ratio, 1.0))) for time in times]
     zeros = (0,) * len(ticks)  # segments have no ticks for fetching weights, and no bytes of weights
-    program = Program(model.name, model.loaded.segments, fetch=zeros, compute=tuple(ticks), weight_bytes=zeros)
+    program = Program(
+        model.name, model.loaded.segments, zeros, compute=tuple(ticks), weight_bytes=zeros, gated=model.timing.gated
+    )
     exit_rules = model.exit_rules
     return replace(program, exits=exit_rules.layers, exit_rates=exit_rules.shares.published) if exit_rules else program
 

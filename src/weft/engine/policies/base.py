@@ -168,8 +168,7 @@ class Running(NamedTuple):
     rest: int
     """Estimated ticks to its end."""
     stoppable: bool = True
-    """Whether the layer can be stopped, losing its progress. If not, its batch was started to its end or runs beside
-    a layer that can be stopped."""
+    """Whether the layer can be stopped, losing its progress. If not, it runs beside a layer that can be stopped."""
 
 
 class LaneState(NamedTuple):
@@ -236,6 +235,10 @@ class Setting:
     shares: Shares | None = None
     """Lanes that are shares of one device, from which the policy chooses; None on all other devices. A stream then has
     at most one batch on time in flight."""
+    launch_ticks: int = 0
+    """Ticks from the start of a batch on a device with gates to its first layer."""
+    leave_ticks: int = 0
+    """Ticks from the gate at which a revoked batch stops until its lane is free."""
     kept_mix: tuple[float, ...] | None = None
     """Queries of each stream per round as a trial selected them, where the user asked for no mix."""
 
@@ -292,8 +295,9 @@ class Start(NamedTuple):
     """The lane, where the policy chooses lanes (``Setting.shares``); -1 elsewhere."""
     more: bool = True
     """Whether to ask the policy again at once; if not, it is asked after the next event."""
-    to_end: bool = False
-    """Whether the whole batch is started: it runs to its end without further decisions, unless it is revoked."""
+    layers: int | None = None
+    """Layers that the start covers, set by the engine where the device has gates (``Program.gated``); the candidate's
+    ``compute`` is their sum then. None: one layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +321,9 @@ class Traits:
     same layer are merged."""
     by_layer: bool = True
     """Whether it is asked at every layer; if not, a device that computes one layer at a time asks only at exits."""
+    by_events: bool = True
+    """Whether it is asked on events only where the device has gates: a start then covers a batch up to its next exit,
+    until it is revoked. If not, every start is one layer there as well."""
     cuts: tuple[int, ...] = (1,)
     """The values of ``Setting.pieces`` that it tries where the user gives none, fewest pieces first."""
     shares: bool = False
@@ -403,10 +410,9 @@ class Policy:
         raise TypeError(f"{type(self).__name__} does not say how to decide")
 
     def aborts(self, view: View, running: tuple[Running, ...]) -> Candidate | None:
-        """Choose a running layer to preempt for waiting work, or None; called when no layer can be started.
+        """Choose a running layer to stop for waiting work, or None; called when no layer can be started.
 
-        A layer that is ``stoppable`` is stopped and has to run again. A batch that was started to its end is revoked:
-        its running layer ends, and then ``decide`` is asked again.
+        The layer has to run again. Batches that can leave at gates are not among *running*: ``decide`` revokes them.
         """
         return None
 

@@ -8,7 +8,7 @@ priority, among equals the one with the shortest time from arrival to deadline.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from weft.base.errors import InputError
@@ -81,6 +81,8 @@ class Orion(Streams):
     started work of other models stays within a budget.
     """
 
+    traits: ClassVar[Traits] = replace(Streams.traits, by_events=False)
+
     sms: int = 100
     """Percent of the multiprocessors that both models may fill together."""
     budget_us: int = 400
@@ -110,6 +112,8 @@ class Reef(Streams):
     longer than its own.
     """
 
+    traits: ClassVar[Traits] = replace(Streams.traits, by_events=False)
+
     def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
         if _rank(head) == urgent:
             return self.shares.high
@@ -124,6 +128,7 @@ class Reef(Streams):
 class TimeSlices(Streams):
     """One model at a time, in turn for a slice of time each."""
 
+    traits: ClassVar[Traits] = replace(Streams.traits, by_events=False)
     ranges: ClassVar = {"slice_us": OptionRange(1, 10**9)}
 
     slice_us: int = 2000

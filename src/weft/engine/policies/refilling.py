@@ -30,6 +30,7 @@ class Refilling(Policy):
     traits: ClassVar[Traits] = Traits(
         refills=True,
         by_layer=False,
+        by_events=False,  # batches meet where they have paused, and a batch that does not pause passes the others
         late_work=LateWork.AMONG_OTHERS,
         pointless_saturated="the first stream runs for ever, and the others starve",
     )

@@ -27,7 +27,7 @@ from weft.base.shapes import Shapes, example, written
 from weft.base.version import __version__, runtime_version
 from weft.devices import Host, HostModel
 from weft.devices.conditions import Conditions
-from weft.devices.host import HOST, lane_cores, usable_cores
+from weft.devices.host import HOST, Gates, lane_cores, usable_cores
 from weft.load import LoadResult, run_load
 from weft.models.stitched_files import file_and_task
 from weft.planning.survey.first_numbers import FirstNumbers, Surveyed
@@ -374,6 +374,8 @@ class _Survey:
             ahead=self._queued_segments,
             memory_bytes=together.memory_bytes,
             hand_over_s=_round_times(together.gaps_s[:MOST_GAPS]),
+            # the measured times of segments contain their gates
+            gates=Gates(gate_us=0) if any(profile.get("gated") for profile in self.served.values()) else None,
             abort_from_s=ABORT_FROM_TICKS / 1e9,
             models={
                 name: model.model_copy(

@@ -17,6 +17,7 @@ from weft.devices import GpuLikeness, Host, HostModel, Lanes, Npu, TiledNpu, che
 from weft.devices.costs.layer_costs import Profile, estimate, read_profile
 from weft.devices.costs.program import MAX_TICKS, Clock, Program, lower, one_at_a_time
 from weft.devices.costs.tiled import layer_times_s
+from weft.devices.host import Gates
 from weft.engine.policies import Policy, Setting
 from weft.engine.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS
 from weft.engine.policies.bound import alone_ticks
@@ -146,11 +147,14 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
         terms.append(_host_terms(stream, model, len(programs), clock))
         slowdown = slowdown_beside_others(lanes, list(host.models).index(name))
         batches = range(1, terms[-1].max_batch + 1)
-        programs += [_segments(name, model, batch, slowdown, clock, rates) for batch in batches]
+        programs += [_segments(name, model, batch, slowdown, clock, rates, host.gates) for batch in batches]
         kinds += [model.like_at(batch) for batch in batches if host.gpu]
         alone.append(model.total_s(1))
     apart = host.ahead > 0  # lanes that take segments ahead are devices of their own
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=host.lanes, ahead=host.ahead, apart=apart)
+    if host.gates:
+        launch, leave = clock.ticks(host.gates.launch_us / 1e6), clock.ticks(host.gates.leave_us / 1e6)
+        setting = replace(setting, launch_ticks=launch, leave_ticks=leave)
     on_shares = replace(setting, lanes=1, apart=False, shares=host.gpu.shares(kinds)) if host.gpu else None
     return Case(
         workload, host, clock, setting, at_exits=setting, terms=tuple(terms), alone_s=tuple(alone), on_shares=on_shares
@@ -178,15 +182,22 @@ def _exit_rates(workload: Workload, index: int, model: HostModel) -> tuple[float
 
 
 def _segments(
-    name: str, model: HostModel, batch: int, slowdown: float, clock: Clock, rates: tuple[float, ...]
+    name: str,
+    model: HostModel,
+    batch: int,
+    slowdown: float,
+    clock: Clock,
+    rates: tuple[float, ...],
+    gates: Gates | None,
 ) -> Program:
     """Return the program of a measured model at a batch size.
 
     slowdown: factor on the measured times. rates: shares of the requests that leave by each exit; empty: all end.
     """
-    no_fetches = (0,) * len(model.segments)
-    ticks = tuple(max(1, clock.ticks(time_s * slowdown)) for time_s in model.times_at(batch))
-    return Program(name, model.segments, no_fetches, ticks, no_fetches, model.exits if rates else (), rates)
+    no_fetches, gate_s = (0,) * len(model.segments), gates.gate_us / 1e6 if gates else 0.0
+    ticks = tuple(max(1, clock.ticks(time_s * slowdown + gate_s)) for time_s in model.times_at(batch))
+    exits = model.exits if rates else ()
+    return Program(name, model.segments, no_fetches, ticks, no_fetches, exits, rates, gated=gates is not None)
 
 
 def _host_terms(stream: Stream, model: HostModel, programs: int, clock: Clock) -> Terms:

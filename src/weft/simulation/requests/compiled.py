@@ -72,11 +72,11 @@ MOST_ON_CHIP = 1 << 17
 def applies(case: Case, policy: Policy) -> bool:
     """Return whether the compiled loop covers a run.
 
-    The policy must have a compiled rule, lanes must not be shares or take segments ahead, and exit thresholds must not
-    depend on the load.
+    The policy must have a compiled rule, lanes must not be shares, take segments ahead or have gates, and exit
+    thresholds must not depend on the load.
     """
     setting, weaves = policy.setting, RULES.get(type(policy), 0) >= k.LAYERWEAVER
-    if case.is_steered or setting.shares or setting.ahead:
+    if case.is_steered or setting.shares or setting.ahead or any(program.gated for program in setting.programs):
         return False
     if type(policy) in REFILLS:
         return len(case.terms) == setting.lanes == 1 and not isinstance(case.device, Npu)

@@ -77,13 +77,16 @@ class MeasuredWork(NamedTuple):
 def measured_work(host: Device, terms: tuple[Terms, ...], names: tuple[str, ...]) -> MeasuredWork:
     """Return the measurements of the streams' models; cached, since many runs of a plan share them."""
     assert isinstance(host, Host)
-    clock = Clock.nanoseconds()
+    clock, gate_s = Clock.nanoseconds(), host.gates.gate_us / 1e6 if host.gates else 0.0
     programs = [
         (name, batch) for name, term in zip(names, terms, strict=True) for batch in range(1, term.max_batch + 1)
     ]
     numbers = {name: number for number, name in enumerate(host.models)}
     return MeasuredWork(
-        tuple(tuple(time_s / clock.tick_s for time_s in host.model(name).times_at(batch)) for name, batch in programs),
+        tuple(
+            tuple((time_s + gate_s) / clock.tick_s for time_s in host.model(name).times_at(batch))
+            for name, batch in programs
+        ),
         tuple(numbers[name] for name, _ in programs),
         tuple(clock.ticks(time_s) for time_s in host.hand_over_s),
         tuple(tuple(clock.ticks(time_s) for time_s in host.model(name).overhead_s) for name in names),
