@@ -15,6 +15,7 @@ from weft.runtime.cuda.rounds import StitchedDeviceModel, rung_sizes, segments_a
 from weft.runtime.cuda.rung import Rung
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
+from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.samples import sample
 from weft.runtime.tensors import Array
 
@@ -42,12 +43,27 @@ class OpenPieces(NamedTuple):
         segments = [self.segments[spec] for spec in self.blueprint.segments]
         return model_class(self.device, self.blueprint.model_copy(update=changes), segments, self.weights, rungs)
 
+    def gate(self, rungs: Sequence[Rung]) -> None:
+        """Give all rungs gates, if the model and the device allow that; if one fails, none has gates."""
+        if self.blueprint.tasks or len(self.blueprint.segments) == 1 or any(rung.uncaptured for rung in rungs):
+            return
+        if self.device.ungated:
+            return
+        try:
+            for rung in rungs:
+                rung.add_gates()
+        except Exception as error:  # drivers raise kinds of their own; without gates the host starts every segment
+            log.warning("the host starts every segment: %s", first_line(error))
+            for rung in rungs:
+                rung.remove_gates()
+
     def assembled(self, free_before: int) -> DeviceModel:
         """Capture a prepared model at every batch size; *free_before*: free device memory before opening, in bytes."""
         rungs = [self.rung(rows) for rows in rung_sizes(self.blueprint)]
         for rung in rungs:
             if rung.rows in self.blueprint.like and (why := captured_on_parts(self.device, rung)):
                 log.warning("batches of %d rows run on no part of their device: %s", rung.rows, why)
+        self.gate(rungs)
         self.device.finish()
         used_bytes = max(self.weights.bytes, free_before - self.device.memory()[0])
         return self.model(rungs, memory_bytes=used_bytes)

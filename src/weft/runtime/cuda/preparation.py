@@ -247,6 +247,7 @@ class ModelPreparation:
             rung.rows: tuple(rung.timed(index) for index in range(len(blueprint.segments))) for rung in rungs
         }
         likeness = self._likeness(rungs, pieces.weights.bytes)
+        pieces.gate(rungs)
         if tasks:  # not mergeable, as tensors at its cuts have rows of several tasks; only captured shapes are run
             times_s = round_times(segment_times, blueprint.max_batch, tasks)
             return pieces.model(rungs, times_s=times_s, like=likeness, mergeable=False)

@@ -9,13 +9,16 @@ of the first; ``copy_before_overwrite`` copies those that are still needed.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from math import prod
+from typing import Any
 
 from weft.models.element_types import numpy_dtype
 from weft.runtime.cuda.device import Device, Tensor, aligned_offsets
+from weft.runtime.cuda.gates import Computed, GateMemory, Span
 from weft.runtime.cuda.segments import DeviceSegment, Runnable
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
@@ -63,6 +66,14 @@ class Rung:
         self._allocate(instances, feed)
         self._runs = {WHOLE: [self._capture_or_run(index, segment) for index, segment in enumerate(instances)]}
         """Part -> for each segment, the function that runs it on that part."""
+        self._part_devices = {WHOLE: device}
+        self._gate_memory: GateMemory | None = None
+        self._gated: dict[int, Any] = {}
+        """Part -> the graph of all segments with gates; empty if the rung has no gates."""
+        self.lock = threading.Lock()
+        """Held while a launch with gates is made, and while its end is taken note of: a launch says how many early ends
+        are known, and must have copied away what exactly these left."""
+        self._early_ends = 0  # launches that ended early, as far as is known
 
     def _allocate(self, segments: Sequence[DeviceSegment], feed: Mapping[str, Array]) -> None:
         """Run once to learn the shapes, and allocate memory for them."""
@@ -115,6 +126,42 @@ class Rung:
             del self._bound[bound_before:]  # the new sessions, which take memory
             raise
         self._runs |= part_runs
+        self._part_devices |= dict(enumerate(parts, 1))
+
+    # Gates
+
+    @property
+    def gated(self) -> bool:
+        """Whether several segments can be launched at once, with gates between them."""
+        return bool(self._gated)
+
+    def add_gates(self) -> None:
+        """Join the captured segments of every part to one graph with gates; raises if that is impossible."""
+        memory = self._device.gate_memory(len(self.tensors))
+        graphs = {part: self._part_devices[part].gated(memory, runs) for part, runs in self._runs.items()}
+        self._gate_memory, self._gated = memory, graphs
+
+    def remove_gates(self) -> None:
+        """Free the graphs with gates."""
+        self._gate_memory, self._gated = None, {}
+
+    def launch(self, first: int, end: int, slot: int, sources: Mapping[str, Tensor], rows: int) -> Computed:
+        """Launch the segments from *first* to before *end* on the part of the calling thread's lane; *lock* is held.
+
+        slot: of the stop table. sources: name of a tensor -> its new content, of *rows* rows, which is copied into the
+        rung's memory unless the launch ends before its first segment. The result is called once when it has ended.
+        """
+        assert self._gate_memory is not None
+        copies = [(self.rows_of(self.tensors[name], rows), self.rows_of(sources[name], rows)) for name in sources]
+        graph = self._gated.get(self._device.part, self._gated[WHOLE])
+        computed = self._gate_memory.launch(graph, Span(first, end, slot, self._early_ends), copies)
+
+        def note_end() -> int:
+            count = computed()
+            self._early_ends += count < end - first
+            return count
+
+        return note_end
 
     @property
     def segments(self) -> int:
@@ -157,6 +204,12 @@ class Rung:
     def set_owner(self, name: str, values: DeviceValues) -> None:
         """Record that the content of the tensor *name* now belongs to *values*."""
         self._owners[name] = weakref.ref(values)
+
+    def own(self, values: DeviceValues) -> None:
+        """Record for all of a batch's tensors in the rung's memory that their content belongs to it."""
+        for name, tensor in values.tensors.items() if values.rung is self else ():
+            if tensor is self.tensors[name]:
+                self.set_owner(name, values)
 
     def clear(self, names: Collection[str]) -> None:
         """Fill the tensors of these names with zeros, in the order of the lane's work."""

@@ -56,6 +56,7 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     if options.shares:
         with Allowance(options.learn_s) as allowance:
             like = measure_likeness(device, rungs, pieces.weights.bytes, allowance, remarks)
+    pieces.gate(rungs)
     used_bytes = max(0, free_bytes - device.memory()[0])
     changes = {"times_s": by_rows_s, "like": like, "mergeable": mergeable, "memory_bytes": used_bytes}
     model = pieces.model(rungs, **changes)
