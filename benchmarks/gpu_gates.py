@@ -244,7 +244,12 @@ class Network:
         for group in groups:
             self._capture(group)
         self.memory = device.gate_memory(4)
-        self.gated = device.gated(self.memory, self.segments)
+        self.note = ""
+        try:
+            self.gated = device.gated(self.memory, self.segments)
+        except RuntimeError as error:
+            self.note = f"{error}; {contexts(device, self.segments[0])}"
+            self.gated = self._gated_without_context()
         self.early = 0
         self.y = self.values[-1]
         self.wanted = []
@@ -267,6 +272,24 @@ class Network:
         self.segments.append(self.device.capture(run))
         self.values.append(self.made)
 
+    def _gated_without_context(self) -> Callable[[], None]:
+        """The gates in the primary context, and the segments as they were captured on a part."""
+        import torch
+
+        from weft.runtime.cuda import gpu
+        from weft.runtime.cuda.gpu_gates import GatedGraph
+
+        kernels, _ = self.device._prepare_gates()
+        handles = [segment.graph.raw_cuda_graph() for segment in self.segments]
+        graph = GatedGraph(kernels, self.memory, handles, None, gpu.FORM)
+        on_part = gpu._on_part(self.device._session_part, self.device._device)
+
+        def launch() -> None:
+            with on_part():
+                graph.launch(torch.cuda.current_stream().cuda_stream)
+
+        return launch
+
     @property
     def count(self) -> int:
         return len(self.segments)
@@ -280,6 +303,30 @@ class Network:
     def run_segments(self) -> None:
         for segment in self.segments:
             segment()
+
+
+def contexts(device: Any, segment: Any) -> str:
+    """The contexts of the kernels of a captured segment, of this thread and of the part, to understand a refusal."""
+    from weft.runtime.cuda.captured import _nodes
+    from weft.runtime.cuda.gpu_gates import checked
+    from weft.runtime.cuda.partitions import bindings
+
+    driver = bindings()
+    try:
+        found = set()
+        for node in _nodes(segment.graph.raw_cuda_graph()):
+            handle = driver.CUgraphNode(node.value)
+            (kind,) = checked(driver.cuGraphNodeGetType(handle))
+            if kind == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+                (parameters,) = checked(driver.cuGraphKernelNodeGetParams(handle))
+                found.add(f"{kind.name} {int(parameters.ctx):x}")
+            else:
+                found.add(kind.name)
+        part = device._session_part
+        green = int(checked(driver.cuCtxFromGreenCtx(part.context))[0]) if part else 0
+        return f"nodes {sorted(found)}, this thread {int(checked(driver.cuCtxGetCurrent())[0]):x}, part {green:x}"
+    except Exception as error:
+        return f"contexts are not known: {error}"
 
 
 def mean_s(device: Any, run: Callable[[], Any], runs: int = RUNS) -> float:
@@ -348,7 +395,7 @@ def measure_here(network: Network, table: Any, found: dict[str, Any]) -> None:
     """Measure a network on the calling thread's lane."""
     device, count = network.device, network.count
     ms = lambda run: round(mean_s(device, run) * 1e3, 4)  # noqa: E731
-    found["segments"] = count
+    found["segments"], found["note"] = count, network.note
     found["plain_ms"], found["segments_ms"] = ms(network.whole), ms(network.run_segments)
     found["gated_ms"] = ms(network.launch)
     found["gated_with_input_ms"] = ms(lambda: network.launch(feed=0))
