@@ -81,6 +81,41 @@ def test_a_second_batch_changes_nothing_while_nobody_knows_that_the_first_has_le
     np.testing.assert_array_equal(outputs[0].answers["y"], expected[0])
 
 
+def test_batches_go_on_although_one_is_always_queued_behind_another(path: Path) -> None:
+    """A launch is refused because of a batch that a gate ended, not because of others that were refused."""
+    model, stops = opened(path)
+    count, ends = len(model.segments), []
+    feeds = [drawn(3, seed) for seed in range(2)]
+    stops.passes[1] = 1
+    flights = [(index, 0, model.launch(Step(0, [BatchPart(feeds[index])], 3, count), 1 - index)) for index in range(2)]
+    for _ in range(4):
+        index, at, launched = flights.pop(0)
+        outputs, computed = launched.wait()
+        ends.append((index, computed))
+        at += count if computed is None else computed
+        if at < count:
+            parts = [BatchPart(outputs[0].values if outputs else feeds[index])]
+            flights.append((index, at, model.launch(Step(at, parts, 3, count - at))))
+    assert ends == [(0, 1), (1, 0), (0, None), (1, None)]
+
+
+def test_a_failure_behind_a_launch_leaves_nothing_that_is_refused_for_ever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, stops = opened(path)
+    feed, count = drawn(3), len(model.segments)
+    expected = whole(model, feed)
+    stops.passes[1] = 1
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(model, "_gated_output", failing)
+        model.launch(Step(0, [BatchPart(feed)], 3, count), 1)
+    np.testing.assert_array_equal(whole(model, feed), expected)
+
+
+def failing(*_: Any) -> None:
+    raise MemoryError
+
+
 class Batch:
     """A batch on its way through a model."""
 

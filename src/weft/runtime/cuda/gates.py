@@ -4,10 +4,12 @@ The server revokes a launch by storing 1 into its slot of the stop table (``weft
 every segment stands a gate, which reads the slot; from the first gate that finds it stopped, no segment is computed.
 The host launches the rest later, from the segment where the launch ended.
 
-Launches of one rung are executed in order and use one memory. So a launch that ended early leaves values there which
-its batch still needs, and a second batch may be queued behind it already. Therefore the device counts the launches of a
-rung that ended early, and every launch says how many of them the host knew of: if there are more, it computes nothing
-and changes nothing. The host then starts it again, after it has copied away what it would overwrite.
+Launches of one rung are executed in order and use one memory. So a launch that a gate ended leaves values there which
+its batch still needs, and a second batch may be queued behind it already, for which nothing was copied away. Therefore
+every such end begins a new *generation* of the rung, on the device at once and on the host when it learns of the end. A
+launch carries the generation that the host knew of; if that is over, the launch is refused: it computes nothing and
+changes nothing. A refused launch begins no generation, so one that is made after the end was learnt is not refused
+because of others that were.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from weft.runtime.tensors import Array
 
 NEVER_STOPPED = 0
 """The slot of launches that nobody stops; the server uses it for no step."""
+REFUSED = -1
+"""In place of the number of computed segments: the launch was of an earlier generation."""
 Computed = Callable[[], int]
-"""Returns how many segments a launch has computed, once it has ended."""
+"""Returns how many segments a launch has computed, or ``REFUSED``; called once, when it has ended."""
 
 
 class Span(NamedTuple):
@@ -29,8 +33,8 @@ class Span(NamedTuple):
     first: int  # index of the first segment
     end: int  # index of the segment behind the last
     slot: int  # of the stop table
-    known: int
-    """How many launches of the rung that ended early the host knows of."""
+    generation: int
+    """How many launches of the rung were ended by gates, as far as the host knows."""
 
 
 class GateMemory(Protocol):
@@ -50,11 +54,13 @@ class HostGateMemory:
 
     def __init__(self, stops: Array) -> None:
         """stops: the stop table."""
-        self._stops, self._early = stops, 0
+        self._stops, self._generation = stops, 0
 
     def launch(self, graph: Sequence[Callable[[], None]], span: Span, copies: Sequence[tuple[Any, Any]]) -> Computed:
+        if span.generation != self._generation:
+            return lambda: REFUSED
         computed = 0
-        if span.known == self._early and not self._stops[span.slot]:
+        if not self._stops[span.slot]:
             for target, source in copies:
                 target[...] = source
             for segment in range(span.first, span.end):
@@ -62,5 +68,5 @@ class HostGateMemory:
                     break
                 graph[segment]()
                 computed += 1
-        self._early += computed < span.end - span.first
+        self._generation += computed < span.end - span.first
         return lambda: computed

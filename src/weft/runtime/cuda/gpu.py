@@ -30,7 +30,7 @@ from weft.runtime.cuda.borrowed import IpcMemory, RegisteredFile
 from weft.runtime.cuda.captured import check_replayable, driver, kernels_in
 from weft.runtime.cuda.device import NO_STOPS, REPEATS, BorrowedTensor, Mark, Movable, Tensor
 from weft.runtime.cuda.gates import GateMemory
-from weft.runtime.cuda.gpu_gates import FORM, GatedGraph, GateKernels, GpuGateMemory, NoGates, RegisteredStops
+from weft.runtime.cuda.gpu_gates import GatedGraph, GateKernels, GpuGateMemory, NoGates, RegisteredStops
 from weft.runtime.cuda.movable import GpuMovable
 from weft.runtime.cuda.partitions import (
     LOW,
@@ -365,7 +365,7 @@ class Gpu:
             assert isinstance(segment, _Replay)
             graphs.append(segment.graph.raw_cuda_graph())
         self.memory()  # any call gives this thread a context, which the driver needs
-        graph = GatedGraph(prepared[0], memory, graphs, self._session_part, FORM)
+        graph = GatedGraph(prepared[0], memory, graphs, self._session_part)
         on_part = _on_part(self._session_part, self._device)
 
         def launch() -> None:

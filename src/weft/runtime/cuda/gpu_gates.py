@@ -1,8 +1,9 @@
 """Gates inside CUDA graphs: kernels that decide between the segments of a model whether the next one runs.
 
-The captured segments are bodies of conditional nodes of one executable graph. Kernels of one warp, compiled by NVRTC
-when the first model is captured, set the conditions. Parameters of a launch are in a ring in pinned memory of the host;
-the graph counts its launches itself and so finds its entry, which costs the host nothing but writing it.
+The captured segments are the cases of a SWITCH node in a WHILE node of one executable graph. Kernels of one thread,
+compiled by NVRTC when the first model is captured, set the conditions. Parameters of a launch are in a ring in pinned
+memory of the host; the graph counts its launches itself and so finds its entry, which costs the host nothing but
+writing it.
 """
 
 from __future__ import annotations
@@ -10,24 +11,22 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from weft.runtime.cuda.gates import Computed, Span
+from weft.runtime.cuda.captured import is_empty
+from weft.runtime.cuda.gates import REFUSED, Computed, Span
 from weft.runtime.cuda.partitions import Part, bindings
 from weft.runtime.tensors import Array
 
-Form = Literal["line", "loop"]
-FORM: Form = "line"
-"""How the segments are arranged: an IF node each, in a line; or the cases of one SWITCH node in a WHILE node."""
 ENTRIES = 64
 """Launches of one rung that may be under way: more than all lanes of a device hold."""
-_HEADER_WORDS = 4  # of 8 bytes: first, end, slot, known, number of copies and padding
+_HEADER_WORDS = 4  # of 8 bytes: first, end, slot, generation, number of copies and padding
 _STATE_WORDS = 4  # of 8 bytes, of the state before the copy of the entry
 _COPY_BLOCKS, _COPY_THREADS = 128, 256
-_IF, _WHILE, _SWITCH = "IF", "WHILE", "SWITCH"
+_WHILE, _SWITCH = "WHILE", "SWITCH"
 _ON_DEVICE, _READ_ONLY = 2, 8  # flags of cuMemHostRegister
 
 _SOURCE = r"""
@@ -35,11 +34,11 @@ typedef unsigned long long u64;
 extern "C" __device__ __cudart_builtin__ void CUDARTAPI cudaGraphSetConditional(
     cudaGraphConditionalHandle handle, unsigned int value);
 
-struct Launch { int first, end, slot, known, copies, padding[3]; };
+struct Launch { int first, end, slot, generation, copies, padding[3]; };
 struct Copy { u64 target, source, bytes; };
-// begun: launches so far. early: those of them that ended early. at: segments from 0 that are done. on: whether the
-// launch goes on. Behind them is a copy of the launch's entry.
-struct State { unsigned begun; int early, at, on, padding[4]; Launch launch; Copy copy[1]; };
+// begun: launches so far. generation: those of them that a gate ended. at: segments from 0 that are done. on: whether
+// the launch computes anything. Behind them is a copy of the launch's entry.
+struct State { unsigned begun; int generation, at, on, padding[4]; Launch launch; Copy copy[1]; };
 
 extern "C" __global__ void enter(const volatile u64* ring, int words, int entries, State* state,
                                  const volatile unsigned* stops, u64 again, u64 which) {
@@ -50,11 +49,9 @@ extern "C" __global__ void enter(const volatile u64* ring, int words, int entrie
   if (threadIdx.x) return;
   const Launch& launch = state->launch;
   state->at = launch.first;
-  state->on = launch.known == state->early && !stops[launch.slot];
-  if (again) {
-    cudaGraphSetConditional(again, state->on);
-    cudaGraphSetConditional(which, launch.first);
-  }
+  state->on = launch.generation == state->generation && !stops[launch.slot];
+  cudaGraphSetConditional(again, state->on);
+  cudaGraphSetConditional(which, launch.first);
 }
 
 extern "C" __global__ void copy(const State* state) {
@@ -68,17 +65,8 @@ extern "C" __global__ void copy(const State* state) {
   }
 }
 
-// Before the segment *index* of a line.
-extern "C" __global__ void gate(State* state, const volatile unsigned* stops, u64 runs, int index) {
-  const Launch& launch = state->launch;
-  bool run = state->on && index >= launch.first && index < launch.end;
-  if (run && index > launch.first && stops[launch.slot]) run = state->on = 0;
-  if (run) state->at = index + 1;
-  cudaGraphSetConditional(runs, run);
-}
-
-// Behind a segment of a loop.
-extern "C" __global__ void step(State* state, const volatile unsigned* stops, u64 again, u64 which) {
+// The gate behind a segment.
+extern "C" __global__ void gate(State* state, const volatile unsigned* stops, u64 again, u64 which) {
   const Launch& launch = state->launch;
   int at = ++state->at;
   bool run = at < launch.end && !stops[launch.slot];
@@ -86,11 +74,12 @@ extern "C" __global__ void step(State* state, const volatile unsigned* stops, u6
   if (run) cudaGraphSetConditional(which, at);
 }
 
-extern "C" __global__ void finish(State* state, int entries, volatile int* computed) {
+extern "C" __global__ void finish(State* state, int entries, int refused, volatile int* computed) {
   const Launch& launch = state->launch;
   int done = state->at - launch.first;
-  if (done < launch.end - launch.first) ++state->early;
-  computed[state->begun % entries] = done;
+  bool valid = launch.generation == state->generation;
+  if (valid && done < launch.end - launch.first) ++state->generation;
+  computed[state->begun % entries] = valid ? done : refused;
   ++state->begun;
   __threadfence_system();
 }
@@ -130,7 +119,7 @@ class GateKernels:
             (self._library,) = checked(driver.cuLibraryLoadData(self._code, [], [], 0, [], [], 0))
             self._kernels = {
                 name: checked(driver.cuLibraryGetKernel(self._library, name.encode()))[0]
-                for name in ("enter", "copy", "gate", "step", "finish")
+                for name in ("enter", "copy", "gate", "finish")
             }
         except (RuntimeError, OSError) as error:  # NVRTC's library is loaded by its first call
             raise NoGates(f"the gates cannot be compiled: {str(error).splitlines()[0]}") from error
@@ -199,17 +188,19 @@ class GpuGateMemory:
         return computed
 
     @property
-    def enter_parameters(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        values = self._ring.data_ptr(), self._words, ENTRIES, self._state.data_ptr(), self.stops.address
-        return values, (_P, _I, _I, _P, _P)
+    def ring(self) -> tuple[int, int]:
+        """The address of the entries of launches, and the words of 8 bytes of an entry."""
+        return int(self._ring.data_ptr()), self._words
 
     @property
     def state(self) -> int:
+        """The address of the state."""
         return int(self._state.data_ptr())
 
     @property
-    def finish_parameters(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return (self.state, ENTRIES, self._computed.data_ptr()), (_P, _I, _P)
+    def computed(self) -> int:
+        """The address of the numbers of segments that launches have computed."""
+        return int(self._computed.data_ptr())
 
 
 _P, _I, _U = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64
@@ -218,19 +209,16 @@ _P, _I, _U = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64
 class GatedGraph:
     """The segments of a rung with their gates as one executable graph; calling ``launch`` starts it on a stream."""
 
-    def __init__(
-        self, kernels: GateKernels, memory: GpuGateMemory, segments: Sequence[int], part: Part | None, form: Form
-    ) -> None:
+    def __init__(self, kernels: GateKernels, memory: GpuGateMemory, segments: Sequence[int], part: Part | None) -> None:
         """segments: the driver's handles of their captured graphs. part: on which they were captured."""
-        self._driver, self._kernels, self._memory = kernels.driver, kernels, memory
+        self._driver, self._kernels = kernels.driver, kernels
+        self._memory = memory  # kept, as the graph reads and writes it
         driver = self._driver
         with context_of(part):
             (self._graph,) = checked(driver.cuGraphCreate(0))
             try:
-                (context,) = checked(driver.cuCtxGetCurrent())
-                self._context = context
-                last = self._loop(segments) if form == "loop" else self._line(segments)
-                self._kernel(self._graph, last, "finish", memory.finish_parameters)
+                (self._context,) = checked(driver.cuCtxGetCurrent())
+                self._add_nodes(segments)
                 (self._executable,) = checked(driver.cuGraphInstantiate(self._graph, 0))
             except BaseException:
                 driver.cuGraphDestroy(self._graph)
@@ -244,43 +232,38 @@ class GatedGraph:
             self._driver.cuGraphExecDestroy(self._executable)
             self._driver.cuGraphDestroy(self._graph)
 
-    def _line(self, segments: Sequence[int]) -> Any:
-        values, kinds = self._memory.enter_parameters
-        last = self._kernel(self._graph, None, "enter", ((*values, 0, 0), (*kinds, _U, _U)), threads=128)
-        last = self._kernel(self._graph, last, "copy", ((self._memory.state,), (_P,)), _COPY_BLOCKS, _COPY_THREADS)
-        for index, segment in enumerate(segments):
-            runs = self._handle()
-            values = (self._memory.state, self._memory.stops.address, int(runs), index)
-            last = self._kernel(self._graph, last, "gate", (values, (_P, _P, _U, _I)))
-            last, (body,) = self._conditional(self._graph, last, runs, _IF)
-            self._child(body, segment)
-        return last
-
-    def _loop(self, segments: Sequence[int]) -> Any:
-        again, which = self._handle(), self._handle()
-        values, kinds = self._memory.enter_parameters
+    def _add_nodes(self, segments: Sequence[int]) -> None:
+        memory, graph = self._memory, self._graph
+        again, which = self._condition(), self._condition()
+        conditions = (_U, int(again)), (_U, int(which))
+        state, stops = (_P, memory.state), (_P, memory.stops.address)
+        ring, words = memory.ring
         last = self._kernel(
-            self._graph, None, "enter", ((*values, int(again), int(which)), (*kinds, _U, _U)), threads=128
+            graph, None, "enter", (_P, ring), (_I, words), (_I, ENTRIES), state, stops, *conditions, threads=128
         )
-        last = self._kernel(self._graph, last, "copy", ((self._memory.state,), (_P,)), _COPY_BLOCKS, _COPY_THREADS)
-        last, (turn,) = self._conditional(self._graph, last, again, _WHILE)
-        switch, bodies = self._conditional(turn, None, which, _SWITCH, len(segments))
-        for body, segment in zip(bodies, segments, strict=True):
-            self._child(body, segment)
-        values = (self._memory.state, self._memory.stops.address, int(again), int(which))
-        self._kernel(turn, switch, "step", (values, (_P, _P, _U, _U)))
-        return last
+        last = self._kernel(graph, last, "copy", state, blocks=_COPY_BLOCKS, threads=_COPY_THREADS)
+        last, (turn,) = self._conditional(graph, last, again, _WHILE)
+        switch, cases = self._conditional(turn, None, which, _SWITCH, len(segments))
+        for case, segment in zip(cases, segments, strict=True):
+            if not is_empty(segment):
+                checked(self._driver.cuGraphAddChildGraphNode(case, [], 0, self._driver.CUgraph(segment)))
+        self._kernel(turn, switch, "gate", state, stops, *conditions)
+        self._kernel(graph, last, "finish", state, (_I, ENTRIES), (_I, REFUSED), (_P, memory.computed))
 
-    def _handle(self) -> Any:
+    def _condition(self) -> Any:
+        """A new condition of the graph, which has no value before a kernel sets it."""
         return checked(self._driver.cuGraphConditionalHandleCreate(self._graph, self._context, 0, 0))[0]
 
-    def _kernel(self, graph: Any, after: Any, name: str, parameters: Any, blocks: int = 1, threads: int = 1) -> Any:
-        """Add a kernel behind the node *after*."""
+    def _kernel(
+        self, graph: Any, after: Any, name: str, *parameters: tuple[Any, int], blocks: int = 1, threads: int = 1
+    ) -> Any:
+        """Add a kernel behind the node *after*; *parameters*: type and value of each."""
         node = self._driver.CUDA_KERNEL_NODE_PARAMS()
         node.func = self._kernels.function(name)
         node.gridDimX, node.gridDimY, node.gridDimZ = blocks, 1, 1
         node.blockDimX, node.blockDimY, node.blockDimZ = threads, 1, 1
-        node.sharedMemBytes, node.kernelParams = 0, parameters
+        kinds, values = zip(*parameters, strict=True)
+        node.sharedMemBytes, node.kernelParams = 0, (values, kinds)
         before = [] if after is None else [after]
         return checked(self._driver.cuGraphAddKernelNode(graph, before, len(before), node))[0]
 
@@ -300,9 +283,6 @@ class GatedGraph:
         except TypeError:  # cuda-bindings before 13
             (added,) = checked(driver.cuGraphAddNode(graph, before, len(before), node))
         return added, list(node.conditional.phGraph_out)[:bodies]
-
-    def _child(self, body: Any, segment: int) -> None:
-        checked(self._driver.cuGraphAddChildGraphNode(body, [], 0, self._driver.CUgraph(segment)))
 
 
 @contextmanager

@@ -9,13 +9,12 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
-from weft.runtime.cuda.device import AlreadyReached, Device, Movable, Tensor, as_array
+from weft.runtime.cuda.device import AlreadyReached, Device, Mark, Movable, Tensor, as_array
 from weft.runtime.cuda.gates import NEVER_STOPPED
 from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.rung import DeviceValues, Rung
@@ -39,25 +38,6 @@ class UncapturedValues(NamedTuple):
 
     values: UncapturedTensors
     rows: int
-
-
-class GatedLaunch(NamedTuple):
-    """A batch for which several segments were launched at once."""
-
-    output: StepOutput  # if all of them are computed
-    segments: int  # how many were launched
-    note_end: Callable[[], tuple[int, StepOutput | None]]
-    """Called once when it has ended: returns how many were computed, and the output of the last; None if none was."""
-
-
-def _ended(launches: Sequence[GatedLaunch]) -> tuple[Sequence[StepOutput], int | None]:
-    """The outputs of a step whose launches have ended, and how many segments were computed; None: all."""
-    ends = [launch.note_end() for launch in launches]
-    if all(count == launch.segments for launch, (count, _) in zip(launches, ends, strict=True)):
-        return [launch.output for launch in launches], None
-    if len(ends) == 1 and ends[0][1] is not None:
-        return [ends[0][1]], ends[0][0]
-    return (), 0  # of several batches, those that were computed are computed again
 
 
 class DeviceModel(BlueprintModel):
@@ -157,22 +137,32 @@ class DeviceModel(BlueprintModel):
         # Batches that cannot be joined at this cut are computed one after another.
         is_joined = step.segment == 0 or self.batching.mergeable
         groups = [list(step.parts)] if is_joined else [[part] for part in step.parts]
-        end, launches = step.segment + step.segments, list[GatedLaunch]()
-        if self.timing.gated and not any(self._is_uncaptured(step.segment, group) for group in groups):
-            # Groups must end at the same segment: so several of them are not stopped.
-            slot = slot if len(groups) == 1 else NEVER_STOPPED
-            launches = [self._launch_gated(step.segment, end, group, slot) for group in groups]
-            outputs = [launch.output for launch in launches]
-        else:
-            outputs = [self._advance(step.segment, group) for group in groups]
-            for segment in range(step.segment + 1, end):
-                outputs = [self._advance(segment, [BatchPart(output.values)]) for output in outputs]
-        computed = self._device.mark()
-        answered = self._device.mark(answers=True) if any(output.answers for output in outputs) else computed
+        end = step.segment + step.segments
         has_answers = end == len(self.segments) or end - 1 in self._exit_at
+        if self.timing.gated and len(groups) == 1 and not self._is_uncaptured(step.segment, groups[0]):
+            try:
+                return self._launch_gated(step.segment, end, groups[0], slot, has_answers=has_answers)
+            except BaseException:
+                self._await_launches()  # a launch whose end nobody notes would be refused for ever
+                raise
+        if self.timing.gated:
+            self._await_launches()
+        outputs = [self._advance(step.segment, group) for group in groups]
+        for segment in range(step.segment + 1, end):
+            outputs = [self._advance(segment, [BatchPart(output.values)]) for output in outputs]
         # After answers, the end is awaited: at an exit they decide which samples continue.
-        onward = not has_answers and not self.timing.gated
-        return Launched(outputs, computed, answered, onward, partial(_ended, launches) if launches else None)
+        return Launched(outputs, *self._marks(outputs), onward=not has_answers and not self.timing.gated)
+
+    def _marks(self, outputs: Sequence[StepOutput]) -> tuple[Mark, Mark]:
+        """Marks after the work of a step that was started, and after the copies of its answers."""
+        computed = self._device.mark()
+        return computed, self._device.mark(answers=True) if any(output.answers for output in outputs) else computed
+
+    def _await_launches(self) -> None:
+        """Wait for all launches with gates: behind them, the host starts segments that no gate can refuse."""
+        self._device.finish()
+        for rung in self._rungs:
+            rung.note_ends()
 
     def _is_uncaptured(self, segment: int, parts: list[BatchPart]) -> bool:
         """Whether parts of a batch have shapes that were not captured."""
@@ -298,7 +288,7 @@ class DeviceModel(BlueprintModel):
 
     # Several segments at once
 
-    def _launch_gated(self, first: int, end: int, parts: list[BatchPart], slot: int) -> GatedLaunch:
+    def _launch_gated(self, first: int, end: int, parts: list[BatchPart], slot: int, *, has_answers: bool) -> Launched:
         """Launch the segments from *first* to before *end* on *parts*, which are computed as one batch."""
         taken: list[DeviceValues] = [part.values for part in parts] if first else []
         if not first:
@@ -309,41 +299,34 @@ class DeviceModel(BlueprintModel):
             values = self._concatenate(parts)
         rung = values.rung
         with rung.lock:
-            sources = {name: tensor for name, tensor in values.tensors.items() if tensor is not rung.tensors[name]}
-            computed_names = [name for segment in self._device_segments[first:end] for name in segment.spec.outputs]
-            for name in (*sources, *computed_names):
-                rung.copy_before_overwrite(name, taken)
-            computed = rung.launch(first, end, slot, sources, values.rows)
-            output = self._gated_output(values, end)
+            launch = rung.launch(
+                (first, end), slot, values, taken, lambda count: self._gated_values(values, first + count)
+            )
+            next_values = self._gated_values(values, end)
+            rung.own(next_values)
+            outputs = [self._gated_output(next_values, end)]
 
-        def note_end() -> tuple[int, StepOutput | None]:
-            """Take note of the end: how many segments were computed, and the output of the last; None if none was."""
+        def note_end() -> tuple[Sequence[StepOutput], int | None]:
             with rung.lock:
-                count = computed()
-                if count == end - first:
-                    return count, output
-                if count:
-                    return count, self._gated_output(values, first + count, answers=False)
-                for kept in taken:  # they stay what they were: nothing was overwritten
-                    rung.own(kept)
-                return 0, None
+                count = rung.note_end(launch)
+            if count == end - first:
+                return outputs, None
+            return [StepOutput(launch.left, {})] if launch.left is not None else (), count
 
-        return GatedLaunch(output, end - first, note_end)
+        return Launched(outputs, *self._marks(outputs), onward=False, note_end=note_end)
 
-    def _gated_output(self, values: DeviceValues, end: int, *, answers: bool = True) -> StepOutput:
-        """The output of a launch that computes all segments before *end*, in the memory of its rung.
+    def _gated_values(self, values: DeviceValues, end: int) -> DeviceValues:
+        """The values of a batch in the memory of its rung after all segments before *end*."""
+        return values.onward({name: values.rung.tensors[name] for name in self._live_names[end - 1]})
 
-        answers: whether copies of answers are started.
-        """
-        rung = values.rung
-        live = {name: rung.tensors[name] for name in self._live_names[end - 1]}
+    def _gated_output(self, values: DeviceValues, end: int) -> StepOutput:
+        """The output of a launch that computes all segments before *end*; starts the copies of its answers."""
         if end == len(self.segments):
-            return StepOutput({}, self._answers(values, live))
-        next_values, exit_name = values.onward(live), self._exit_at.get(end - 1)
-        rung.own(next_values)
-        if exit_name is None or not answers:
-            return StepOutput(next_values, {})
-        return StepOutput(next_values, {exit_name: self._answer(rung, live[exit_name], values.rows)})
+            return StepOutput({}, self._answers(values, values.tensors))
+        exit_name = self._exit_at.get(end - 1)
+        if exit_name is None:
+            return StepOutput(values, {})
+        return StepOutput(values, {exit_name: self._answer(values.rung, values.tensors[exit_name], values.rows)})
 
     # Other shapes
 

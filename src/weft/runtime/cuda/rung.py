@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from math import prod
@@ -18,7 +19,7 @@ from typing import Any
 
 from weft.models.element_types import numpy_dtype
 from weft.runtime.cuda.device import Device, Tensor, aligned_offsets
-from weft.runtime.cuda.gates import Computed, GateMemory, Span
+from weft.runtime.cuda.gates import NEVER_STOPPED, REFUSED, Computed, GateMemory, Span
 from weft.runtime.cuda.segments import DeviceSegment, Runnable
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
@@ -39,6 +40,26 @@ class DeviceValues:
     def onward(self, tensors: dict[str, Tensor]) -> DeviceValues:
         """The values of the same batch after another segment: *tensors*."""
         return DeviceValues(self.rung, self.rows, tensors)
+
+
+class GatedLaunch:
+    """Several segments of a batch that were launched at once."""
+
+    def __init__(
+        self,
+        segments: int,
+        taken: Sequence[DeviceValues],
+        values_after: Callable[[int], DeviceValues],
+        ended: Computed,
+    ) -> None:
+        """taken: the values that it began with, unless they are inputs. values_after: returns the values of the batch,
+        in the memory of the rung, after so many of its segments.
+        """
+        self.segments, self.taken, self.values_after, self.ended = segments, taken, values_after, ended
+        self.computed: int | None = None
+        """How many segments were computed; None until the end is noted (``Rung.note_end``)."""
+        self.left: DeviceValues | None = None
+        """The values of the batch if a gate ended the launch behind a segment."""
 
 
 class Rung:
@@ -71,9 +92,11 @@ class Rung:
         self._gated: dict[int, Any] = {}
         """Part -> the graph of all segments with gates; empty if the rung has no gates."""
         self.lock = threading.Lock()
-        """Held while a launch with gates is made, and while its end is taken note of: a launch says how many early ends
-        are known, and must have copied away what exactly these left."""
-        self._early_ends = 0  # launches that ended early, as far as is known
+        """Held while a launch with gates is made, and while its end is noted: both change whose values the memory
+        holds, and a launch must have copied away exactly what the launches of its generation leave."""
+        self._generation = 0  # launches that gates have ended, as far as is known
+        self._under_way: deque[GatedLaunch] = deque()
+        """Launches whose ends were not noted, in the order of the device."""
 
     def _allocate(self, segments: Sequence[DeviceSegment], feed: Mapping[str, Array]) -> None:
         """Run once to learn the shapes, and allocate memory for them."""
@@ -145,23 +168,76 @@ class Rung:
         """Free the graphs with gates."""
         self._gate_memory, self._gated = None, {}
 
-    def launch(self, first: int, end: int, slot: int, sources: Mapping[str, Tensor], rows: int) -> Computed:
-        """Launch the segments from *first* to before *end* on the part of the calling thread's lane; *lock* is held.
+    def launch(
+        self,
+        span: tuple[int, int],
+        slot: int,
+        values: DeviceValues,
+        taken: Sequence[DeviceValues],
+        values_after: Callable[[int], DeviceValues],
+    ) -> GatedLaunch:
+        """Launch segments of a batch on the part of the calling thread's lane; *lock* is held.
 
-        slot: of the stop table. sources: name of a tensor -> its new content, of *rows* rows, which is copied into the
-        rung's memory unless the launch ends before its first segment. The result is called once when it has ended.
+        span: index of the first segment, and of the one behind the last. slot: of the stop table. values: those of the
+        batch; what is elsewhere than in the rung's memory is copied there before the first segment, if that is
+        computed. taken, values_after: as for ``GatedLaunch``.
         """
         assert self._gate_memory is not None
+        first, end = span
+        sources = {name: tensor for name, tensor in values.tensors.items() if tensor is not self.tensors[name]}
+        computed_names = [name for segment in self._segments[first:end] for name in segment.spec.outputs]
+        for name in (*sources, *computed_names):
+            self.copy_before_overwrite(name, taken)
+        rows = values.rows
         copies = [(self.rows_of(self.tensors[name], rows), self.rows_of(sources[name], rows)) for name in sources]
         graph = self._gated.get(self._device.part, self._gated[WHOLE])
-        computed = self._gate_memory.launch(graph, Span(first, end, slot, self._early_ends), copies)
+        ended = self._gate_memory.launch(graph, Span(first, end, slot, self._generation), copies)
+        launch = GatedLaunch(end - first, taken, values_after, ended)
+        self._under_way.append(launch)
+        return launch
 
-        def note_end() -> int:
-            count = computed()
-            self._early_ends += count < end - first
-            return count
+    def note_end(self, launch: GatedLaunch) -> int:
+        """Note that a launch has ended, and so those before it; returns how many segments it computed.
 
-        return note_end
+        *lock* is held.
+        """
+        while launch.computed is None:
+            self._note_first_end()
+        return launch.computed
+
+    def note_ends(self) -> None:
+        """Note that all launches have ended."""
+        with self.lock:
+            while self._under_way:
+                self._note_first_end()
+
+    def _note_first_end(self) -> None:
+        """Note the end of the oldest launch; if a gate ended it, those behind it are refused."""
+        launch = self._under_way.popleft()
+        count = launch.ended()
+        launch.computed = 0 if count == REFUSED else count
+        if count in (REFUSED, launch.segments):
+            return
+        self._generation += 1
+        if count:
+            launch.left = launch.values_after(count)
+            self.own(launch.left)
+        # Nothing is or will be overwritten by launches that compute nothing: what they began with stays where it was.
+        for idle in self._under_way if count else (launch, *self._under_way):
+            for values in idle.taken:
+                self.own(values)
+
+    def timed_gated(self) -> float:
+        """Seconds of all segments in one launch, on the whole device."""
+
+        def run() -> None:
+            with self.lock:
+                values = DeviceValues(self, self.rows, {})
+                self.launch((0, self.segments), NEVER_STOPPED, values, (), lambda _: values)
+
+        duration_s = self._device.timed(run)
+        self.note_ends()
+        return duration_s
 
     @property
     def segments(self) -> int:
