@@ -313,9 +313,12 @@ class HostDevice:
 
     name, kind, index = "cpu", HOST_KIND, 0
 
-    def __init__(self, cuts: GpuCuts = TWIN_CUTS, uncut: str = "", *, runs_sessions: bool = True) -> None:
-        """cuts: how the twin can be partitioned. uncut: why it has no parts."""
+    def __init__(
+        self, cuts: GpuCuts = TWIN_CUTS, uncut: str = "", *, gateless: str = "", runs_sessions: bool = True
+    ) -> None:
+        """cuts: how the twin can be partitioned. uncut: why it has no parts. gateless: why it can have no gates."""
         self.session_lock, self.cuts, self.uncut, self.runs_sessions = threading.RLock(), cuts, uncut, runs_sessions
+        self._gateless = gateless
         self._thread_lane = threading.local()  # the part that a thread works for
         self._stops: Array | None = None
 
@@ -377,7 +380,7 @@ class HostDevice:
 
     @property
     def ungated(self) -> str:
-        return NO_STOPS if self._stops is None else ""
+        return NO_STOPS if self._stops is None else self._gateless
 
     def use_stops(self, stops: Array) -> None:
         self._stops = stops

@@ -33,6 +33,7 @@ one of them."""
 class CudaEngineKind:
     """The engine of GPUs, and the files, programs and variables that its worker processes need."""
 
+    gates = True
     variables: tuple[str, ...] = (
         "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG",
     )  # fmt: skip

@@ -52,8 +52,9 @@ class GatedLaunch:
         values_after: Callable[[int], DeviceValues],
         ended: Computed,
     ) -> None:
-        """taken: the values that it began with, unless they are inputs. values_after: returns the values of the batch,
-        in the memory of the rung, after so many of its segments.
+        """taken: the values that it began with, unless they are inputs.
+
+        values_after: returns the values of the batch, in the memory of the rung, after so many of its segments.
         """
         self.segments, self.taken, self.values_after, self.ended = segments, taken, values_after, ended
         self.computed: int | None = None
@@ -227,7 +228,15 @@ class Rung:
             for values in idle.taken:
                 self.own(values)
 
-    def timed_gated(self) -> float:
+    def segment_times(self) -> tuple[float, ...]:
+        """Seconds of each segment on the whole device; with gates, together as long as all of them in one launch."""
+        times_s = tuple(self.timed(segment) for segment in range(self.segments))
+        if not self.gated:
+            return times_s
+        longer = max(1.0, self._timed_gated() / max(1e-9, sum(times_s)))
+        return tuple(duration_s * longer for duration_s in times_s)
+
+    def _timed_gated(self) -> float:
         """Seconds of all segments in one launch, on the whole device."""
 
         def run() -> None:
