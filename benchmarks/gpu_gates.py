@@ -1,20 +1,22 @@
 """Gates inside CUDA graphs: whether answers stay the same, and what gates cost on a GPU.
 
-Needs one NVIDIA GPU with torch and cuda-bindings; no server runs. Every item runs in a process of its own, so that a
-fault of the device ends no other:
+Needs one NVIDIA GPU with torch and cuda-bindings. Every item runs in a process of its own, so that a fault of the
+device ends no other; what an item has measured when its time is over is kept, and it tells where it was:
 
-    PYTHONPATH=src python benchmarks/gpu_gates.py [--only PART-OF-A-NAME] [--json FILE]
+    PYTHONPATH=src python benchmarks/gpu_gates.py [--only PART-OF-A-NAME ...] [--json FILE] [--limit-s 60]
 
-Items: `memory`: whether the GPU reads a stop table that is mapped for reading only. `NETWORK/FORM`: a network in
-captured segments with gates, whole GPU and a part of it, against its plain graphs: milliseconds, microseconds of the
-host for a launch, the time from a store into the stop table to the end of the launch, and answers after random stops.
-`process/FORM`: the same time where another process stores. `model/NETWORK/FORM`: a program of torch as weft serves it,
-with batches that are stopped and queued at random, on the whole GPU and with shares.
+Items: `NETWORK`: a network in captured segments with gates, on the whole GPU and on a part of it, against its plain
+graphs: milliseconds, microseconds of the host for a launch, the time from a store into the stop table to the end of the
+launch; and whether results are the same bits: of the segments one after another several times (`repeats`), with gates,
+and after random stops. `process`: the time where another process stores. `model`: programs of torch as a worker serves
+them, with batches that are stopped and queued at random. `shares`: the same on parts of the GPU. `worker`: the same in
+a real worker process, and the latency of an urgent model beside one that always has batches.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import random
@@ -28,52 +30,54 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 NETWORKS = ("resnet50-b32", "resnet50-b1", "encoder-b16", "bertlarge-b1")
-FORMS = ("line", "loop")
-ITEMS = (
-    "memory",
-    *(f"{network}/{form}" for form in FORMS for network in NETWORKS),
-    *(f"process/{form}" for form in FORMS),
-    *(f"model/{network}/{form}" for form in FORMS for network in ("resnet50", "bertbase")),
-)
-ITEM_S = 100.0
+ITEMS = (*NETWORKS, "process", "model", "shares", "worker")
 GRAIN_S = 0.00025
-RUNS, TRIES = 25, 7
+RUNS, TRIES, REPEATS = 25, 5, 8
+BEGAN_S = time.perf_counter()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", nargs="*", default=[""])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--limit-s", type=float, default=60.0)
     parser.add_argument("--item")
     parser.add_argument("--file", type=int)
     given = parser.parse_args()
     if given.item:
-        print("RESULT " + json.dumps(measure(given.item, given.file)), flush=True)
-        return
+        faulthandler.dump_traceback_later(given.limit_s - 5, exit=True)
+        measure(given.item, given.file)
+        os._exit(0)  # threads of the lanes may still run
     results: dict[str, Any] = {}
-    for item in (item for item in ITEMS if given.only in item):
+    for item in (item for item in ITEMS if any(part in item for part in given.only)):
         began_s = time.perf_counter()
-        results[item] = in_process(item)
+        results[item] = in_process(item, given.limit_s)
         results[item]["took_s"] = round(time.perf_counter() - began_s, 1)
         print(item, json.dumps(results[item]), flush=True)
         if given.json:
             given.json.write_text(json.dumps(results, indent=1))
 
 
-def in_process(item: str) -> dict[str, Any]:
+def say(text: str) -> None:
+    """Tell how far an item has come."""
+    print(f"# {time.perf_counter() - BEGAN_S:.1f} s: {text}", flush=True)
+
+
+def in_process(item: str, limit_s: float) -> dict[str, Any]:
     """Measure an item in a new process, which shows a fault of the device as an error."""
     from weft.runtime.isolated.stop_table import StopTable
 
     table = StopTable()
-    command = [sys.executable, __file__, "--item", item, "--file", str(table.file)]
+    command = [sys.executable, __file__, "--item", item, "--file", str(table.file), "--limit-s", str(limit_s)]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command, pass_fds=[table.file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
         )
-        timer = threading.Timer(ITEM_S, process.kill)
+        timer = threading.Timer(limit_s, process.kill)
         timer.start()
         try:
             stores, lines = serve(process, table)
@@ -84,7 +88,7 @@ def in_process(item: str) -> dict[str, Any]:
         text = errors.read()[-3000:]
     result: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     if not lines or process.returncode:
-        result["process"] = f"ended with {process.returncode}; killed if it took more than {ITEM_S:g} s: {text}"
+        result["process"] = f"ended with {process.returncode}; it may take {limit_s:g} s: {text}"
     if stores:
         ends = result.pop("ends_ns", [])
         pairs = zip(ends, stores, strict=False)
@@ -115,34 +119,37 @@ def serve(process: Any, table: Any) -> tuple[list[int], list[str]]:
             process.stdin.flush()
         elif kind == "RESULT":
             results.append(rest)
+        else:
+            print(line, end="", flush=True)
     return stores, results
 
 
-def measure(item: str, file: int | None) -> dict[str, Any]:
+def measure(item: str, file: int | None) -> None:
     result: dict[str, Any] = {}
     try:
-        kind, _, form = item.rpartition("/")
-        if item == "memory":
-            measure_memory(result)
-        elif kind == "process":
-            measure_process(form, file or 0, result)
-        elif kind.startswith("model/"):
-            measure_model(kind.partition("/")[2], form, result)
+        if item == "process":
+            measure_process(file or 0, result)
+        elif item in ("model", "shares"):
+            measure_model(result, shares=item == "shares")
+        elif item == "worker":
+            measure_worker(result)
         else:
-            measure_network(kind, form, result)
+            measure_network(item, result)
     except Exception:
         result["error"] = traceback.format_exc()[-3000:]
-    return result
+    print("RESULT " + json.dumps(result), flush=True)
 
 
 def attempt(result: dict[str, Any], name: str, run: Callable[[dict[str, Any]], None]) -> None:
     """Run one part of an item; its error becomes a part of the result."""
     part: dict[str, Any] = {}
+    result[name] = part
     try:
         run(part)
     except Exception:
         part["error"] = traceback.format_exc()[-2500:]
-    result[name] = part
+    say(f"{name}: {json.dumps(part)[:600]}")
+    print("RESULT " + json.dumps(result), flush=True)
 
 
 def spread(numbers: Sequence[float]) -> dict[str, float]:
@@ -151,59 +158,6 @@ def spread(numbers: Sequence[float]) -> dict[str, float]:
     ordered = sorted(numbers)
     at = lambda share: round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)  # noqa: E731
     return {"count": len(ordered), "p10": at(0.1), "p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "most": at(1.0)}
-
-
-# The stop table
-
-
-def measure_memory(result: dict[str, Any]) -> None:
-    """Which registrations of the stop table the driver takes, and whether stores of the server are seen."""
-    import numpy as np
-    import torch
-
-    from weft.runtime.cuda.gpu_gates import GateKernels, checked
-    from weft.runtime.cuda.partitions import bindings
-    from weft.runtime.isolated.stop_table import StopTable, map_stops
-
-    torch.zeros(1, device="cuda")
-    driver = bindings()
-    result["gpu"], result["torch"] = torch.cuda.get_device_name(0), torch.__version__
-    result["driver"] = checked(driver.cuDriverGetVersion())[0]
-    import cuda.bindings
-
-    result["bindings"] = cuda.bindings.__version__
-    for name in ("READ_ONLY_HOST_REGISTER_SUPPORTED", "PAGEABLE_MEMORY_ACCESS", "HOST_REGISTER_SUPPORTED"):
-        attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        result[name.lower()] = checked(driver.cuDeviceGetAttribute(attribute, 0))[0]
-
-    def compile_kernels(part: dict[str, Any]) -> None:
-        began_s = time.perf_counter()
-        GateKernels(0)
-        part["ms"] = round((time.perf_counter() - began_s) * 1e3, 1)
-
-    attempt(result, "compile", compile_kernels)
-
-    def register(writable: bool, flags: int) -> Callable[[dict[str, Any]], None]:
-        def run(part: dict[str, Any]) -> None:
-            table = StopTable()
-            stops = table._stops if writable else map_stops(os.dup(table.file))
-            checked(driver.cuMemHostRegister(stops.ctypes.data, stops.nbytes, flags))
-            (address,) = checked(driver.cuMemHostGetDevicePointer(stops.ctypes.data, 0))
-            part["same_address"] = int(address) == stops.ctypes.data
-            slot = table.take()
-            copied = np.empty(stops.size, np.uint32)
-            for value in (0, 1):
-                table._stops[slot] = value
-                checked(driver.cuMemcpyDtoH(copied.ctypes.data, int(address), copied.nbytes))
-                part[f"reads_{value}"] = int(copied[slot])
-
-        return run
-
-    for name, writable, flags in (
-        ("read_only", False, 2 | 8), ("read_only_portable", False, 1 | 2 | 8), ("read_only_unsaid", False, 2),
-        ("writable", True, 2), ("writable_read_only", True, 2 | 8),
-    ):  # fmt: skip
-        attempt(result, name, register(writable, flags))
 
 
 # Networks in captured segments
@@ -244,23 +198,31 @@ class Network:
         for group in groups:
             self._capture(group)
         self.memory = device.gate_memory(4)
-        self.note = ""
-        try:
-            self.gated = device.gated(self.memory, self.segments)
-        except RuntimeError as error:
-            self.note = f"{error}; {contexts(device, self.segments[0])}"
-            self.gated = self._gated_without_context()
-        self.early = 0
+        self.gated = device.gated(self.memory, self.segments)
+        self.generation = 0
         self.y = self.values[-1]
-        self.wanted = []
-        for x in self.inputs:
-            self.x.copy_(x)
-            device.finish()
-            for segment in self.segments:
-                segment()
-            device.finish()
-            self.wanted.append(self.y.clone())
-            device.finish()
+
+    def results(self, run: Callable[[int], None]) -> list[list[Any]]:
+        """For every input, the results of *run* (called with its number), which was repeated."""
+        found = []
+        for feed in range(len(self.inputs)):
+            found.append([])
+            for _ in range(REPEATS):
+                self.y.zero_()
+                run(feed)
+                self.device.finish()
+                found[-1].append(self.y.clone())
+        return found
+
+    def run_alone(self, feed: int) -> None:
+        """The captured segments one after another."""
+        self.x.copy_(self.inputs[feed])
+        self.run_segments()
+
+    def run_gated(self, feed: int) -> None:
+        computed = self.launch(feed=feed)
+        self.device.finish()
+        assert computed() == self.count
 
     def _capture(self, group: Sequence[Any]) -> None:
         def run() -> None:
@@ -272,24 +234,6 @@ class Network:
         self.segments.append(self.device.capture(run))
         self.values.append(self.made)
 
-    def _gated_without_context(self) -> Callable[[], None]:
-        """The gates in the primary context, and the segments as they were captured on a part."""
-        import torch
-
-        from weft.runtime.cuda import gpu
-        from weft.runtime.cuda.gpu_gates import GatedGraph
-
-        kernels, _ = self.device._prepare_gates()
-        handles = [segment.graph.raw_cuda_graph() for segment in self.segments]
-        graph = GatedGraph(kernels, self.memory, handles, None, gpu.FORM)
-        on_part = gpu._on_part(self.device._session_part, self.device._device)
-
-        def launch() -> None:
-            with on_part():
-                graph.launch(torch.cuda.current_stream().cuda_stream)
-
-        return launch
-
     @property
     def count(self) -> int:
         return len(self.segments)
@@ -298,35 +242,13 @@ class Network:
         from weft.runtime.cuda.gates import Span
 
         copies = [] if feed is None else [(self.x, self.inputs[feed])]
-        return self.memory.launch(self.gated, Span(first, self.count if end is None else end, slot, self.early), copies)
+        return self.memory.launch(
+            self.gated, Span(first, self.count if end is None else end, slot, self.generation), copies
+        )
 
     def run_segments(self) -> None:
         for segment in self.segments:
             segment()
-
-
-def contexts(device: Any, segment: Any) -> str:
-    """The contexts of the kernels of a captured segment, of this thread and of the part, to understand a refusal."""
-    from weft.runtime.cuda.captured import _nodes
-    from weft.runtime.cuda.gpu_gates import checked
-    from weft.runtime.cuda.partitions import bindings
-
-    driver = bindings()
-    try:
-        found = set()
-        for node in _nodes(segment.graph.raw_cuda_graph()):
-            handle = driver.CUgraphNode(node.value)
-            (kind,) = checked(driver.cuGraphNodeGetType(handle))
-            if kind == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
-                (parameters,) = checked(driver.cuGraphKernelNodeGetParams(handle))
-                found.add(f"{kind.name} {int(parameters.ctx):x}")
-            else:
-                found.add(kind.name)
-        part = device._session_part
-        green = int(checked(driver.cuCtxFromGreenCtx(part.context))[0]) if part else 0
-        return f"nodes {sorted(found)}, this thread {int(checked(driver.cuCtxGetCurrent())[0]):x}, part {green:x}"
-    except Exception as error:
-        return f"contexts are not known: {error}"
 
 
 def mean_s(device: Any, run: Callable[[], Any], runs: int = RUNS) -> float:
@@ -358,8 +280,10 @@ def host_us(device: Any, run: Callable[[], Any]) -> float:
     return round(statistics.median(results), 1)
 
 
-def measure_network(name: str, form: str, result: dict[str, Any]) -> None:
-    gpu, table = gated_gpu(form)
+def measure_network(name: str, result: dict[str, Any]) -> None:
+    import torch
+
+    gpu, table = gated_gpu()
     result["ungated"] = gpu.ungated
 
     def on(part: int, grain_s: float) -> Callable[[dict[str, Any]], None]:
@@ -373,29 +297,31 @@ def measure_network(name: str, form: str, result: dict[str, Any]) -> None:
         return run
 
     attempt(result, "whole", on(0, GRAIN_S))
-    attempt(result, "whole, every layer", on(0, 1e-9))
-    result["parts"] = gpu.cuts.parts
     attempt(result, "part", on(1, GRAIN_S))
-    attempt(result, "smaller part", on(2, GRAIN_S))
+    attempt(result, "whole, every layer", on(0, 1e-9))
+    if result["whole"].get("repeats", 1) > 1:
+        torch.backends.cudnn.deterministic = True
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        attempt(result, "whole, repeatable operators", on(0, GRAIN_S))
 
 
-def gated_gpu(form: str, file: int | None = None) -> tuple[Any, Any]:
+def gated_gpu(file: int | None = None) -> tuple[Any, Any]:
     """The GPU with a stop table, of this process unless its file is given."""
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    from weft.runtime.cuda import gpu as gpus
+    from weft.runtime.cuda.gpu import Gpu
     from weft.runtime.isolated.stop_table import StopTable, map_stops
 
-    gpus.FORM = form  # type: ignore[assignment]
-    gpu, table = gpus.Gpu(0), StopTable() if file is None else None
-    gpu.use_stops(map_stops(os.dup(table.file) if table else file or 0))
+    gpu, table = Gpu(0), StopTable() if file is None else None
+    gpu.use_stops(map_stops(os.dup(table.file if table else file or 0)))
     return gpu, table
 
 
 def measure_here(network: Network, table: Any, found: dict[str, Any]) -> None:
     """Measure a network on the calling thread's lane."""
     device, count = network.device, network.count
+    found["segments"] = count
+    found |= compare_results(network, table)
     ms = lambda run: round(mean_s(device, run) * 1e3, 4)  # noqa: E731
-    found["segments"], found["note"] = count, network.note
     found["plain_ms"], found["segments_ms"] = ms(network.whole), ms(network.run_segments)
     found["gated_ms"] = ms(network.launch)
     found["gated_with_input_ms"] = ms(lambda: network.launch(feed=0))
@@ -409,13 +335,12 @@ def measure_here(network: Network, table: Any, found: dict[str, Any]) -> None:
     def nothing() -> Any:
         computed = network.launch(slot)
 
-        def note_end() -> int:
-            network.early += 1
-            return int(computed())
+        def note_end() -> None:
+            network.generation += computed() >= 0
 
         return note_end
 
-    # The first of a row of launches notices the stop; the others that its end is not known: both compute nothing.
+    # The first of a row of launches notices the stop; the others that its end is not known: all compute nothing.
     found["nothing_ms"] = ms(nothing)
     found["host_us"] = {
         "gated": host_us(device, network.launch),
@@ -423,17 +348,53 @@ def measure_here(network: Network, table: Any, found: dict[str, Any]) -> None:
         "plain graph": host_us(device, network.whole),
         "all segments": host_us(device, network.run_segments),
     }
-    rng = random.Random(0)
-    found["same"] = all(same_after_stops(network, table, rng) for _ in range(60))
-    found["queued_refused"] = sum(refused_behind(network, table) for _ in range(10))
-    found["leave_us"], found["left_at"] = leave_times(network, table, rng, found["gated_ms"])
-    found["segment_ms"] = [round(mean_s(device, segment) * 1e3, 4) for segment in network.segments]
+    found["leave_us"], found["left_at"] = leave_times(network, table, random.Random(0), found["gated_ms"])
 
 
-def same_after_stops(network: Network, table: Any, rng: random.Random) -> bool:
-    """Whether a batch that is stopped at random and continued gives the bits of one that is not."""
+def compare_results(network: Network, table: Any) -> dict[str, Any]:
+    """Whether results repeat without gates, and with gates and stops are among those without; and by how much not."""
     import torch
 
+    rng, known = random.Random(0), network.results(network.run_alone)
+    scale = max(float(result.abs().max()) for results in known for result in results)
+
+    def is_known(feed: int, result: Any) -> bool:
+        return any(torch.equal(result, other) for other in known[feed])
+
+    def farthest(feed: int, result: Any) -> float:
+        return min(float((result.float() - other.float()).abs().max()) for other in known[feed]) / scale
+
+    gated = network.results(network.run_gated)
+    stopped = [after_stops(network, table, rng) for _ in range(60)]
+    behind = [found for _ in range(10) if (found := refused_behind(network, table)) is not None]
+    sets = {"gated": [(feed, y) for feed, ys in enumerate(gated) for y in ys], "stopped": stopped, "behind": behind}
+    return {
+        "finite": all(bool(torch.isfinite(result).all()) for results in known for result in results),
+        "repeats": max(distinct(results) for results in known),  # 1: always the same bits
+        "repeats_by_segment": [repeats_of(network, index) for index in range(network.count)],
+        "gated_repeats": max(distinct(results) for results in gated),
+        "unknown": {name: f"{sum(not is_known(*each) for each in ys)} of {len(ys)}" for name, ys in sets.items()},
+        "farthest": {name: max((farthest(*each) for each in ys), default=0.0) for name, ys in sets.items()},
+    }
+
+
+def distinct(results: Sequence[Any]) -> int:
+    return len({result.cpu().numpy().tobytes() for result in results})
+
+
+def repeats_of(network: Network, index: int) -> int:
+    """How many different results a segment gives for one input."""
+    network.run_alone(0)
+    results = []
+    for _ in range(REPEATS):
+        network.segments[index]()
+        network.device.finish()
+        results.append(network.values[index + 1].clone())
+    return distinct(results)
+
+
+def after_stops(network: Network, table: Any, rng: random.Random) -> tuple[int, Any]:
+    """The number of an input, and the result of a batch that is stopped at random and continued."""
     feed, first = rng.randrange(len(network.inputs)), 0
     network.y.zero_()
     while first < network.count:
@@ -448,33 +409,30 @@ def same_after_stops(network: Network, table: Any, rng: random.Random) -> bool:
         mark.wait()
         done = computed()
         assert 0 <= done <= network.count - first
-        network.early += done < network.count - first
+        network.generation += done < network.count - first
         first += done
         table.release(slot)
     network.device.finish()
-    return bool(torch.equal(network.y, network.wanted[feed]))
+    return feed, network.y.clone()
 
 
-def refused_behind(network: Network, table: Any) -> bool:
-    """Whether a batch that is queued behind one which leaves computes nothing, and the first one continues."""
-    import torch
-
+def refused_behind(network: Network, table: Any) -> tuple[int, Any] | None:
+    """The result of a batch that left, and behind which another was queued that must be refused; None if none left."""
     slot = table.take()
     first = network.launch(slot, feed=0)
     second = network.launch(feed=1)
     table.stop(slot)
     network.device.finish()
     done, behind = first(), second()
-    network.early += (done < network.count) + (behind < network.count)
     table.release(slot)
     if done == network.count:
-        return False
-    assert behind == 0, f"{done} were computed, and {behind} of the next batch"
+        return None
+    network.generation += 1
+    assert behind == -1, f"{done} were computed, and {behind} of the next batch"
     rest = network.launch(0, done, feed=None if done else 0)
     network.device.finish()
     assert rest() == network.count - done
-    assert torch.equal(network.y, network.wanted[0])
-    return True
+    return 0, network.y.clone()
 
 
 def leave_times(network: Network, table: Any, rng: random.Random, gated_ms: float) -> tuple[Any, list[int]]:
@@ -495,7 +453,7 @@ def leave_times(network: Network, table: Any, rng: random.Random, gated_ms: floa
         done = computed()
         table.release(slot)
         if done < network.count:
-            network.early += 1
+            network.generation += 1
             left_at[done] += 1
             late_us.append(took_us)
     return spread(late_us), left_at
@@ -504,9 +462,9 @@ def leave_times(network: Network, table: Any, rng: random.Random, gated_ms: floa
 # Another process
 
 
-def measure_process(form: str, file: int, result: dict[str, Any]) -> None:
+def measure_process(file: int, result: dict[str, Any]) -> None:
     """Launch, ask the other process to stop, and tell when the launch had ended."""
-    gpu, _ = gated_gpu(form, file)
+    gpu, _ = gated_gpu(file)
     ends = []
     with gpu.lane_context():
         network = Network(gpu.model_view(), "resnet50-b32", GRAIN_S)
@@ -520,7 +478,7 @@ def measure_process(form: str, file: int, result: dict[str, Any]) -> None:
             mark.wait()
             ended = time.monotonic_ns()
             done = computed()
-            network.early += done < network.count
+            network.generation += done < network.count
             ends.append((ended, done, network.count))
     result["ends_ns"] = ends
 
@@ -528,102 +486,301 @@ def measure_process(form: str, file: int, result: dict[str, Any]) -> None:
 # Models as weft serves them
 
 
-def measure_model(name: str, form: str, result: dict[str, Any]) -> None:
-    import torch
-    from gpu_pairs import MODELS
-    from torch.export import Dim
+class Program(NamedTuple):
+    """A program of torch: an encoder of so many layers of this width, for rows of so many tokens."""
 
-    from weft.runtime.backend import LoadOptions
+    name: str
+    layers: int
+    wide: int
+    tokens: int
+    max_batch: int
+
+    def save(self, folder: Path) -> Path:
+        import torch
+        from gpu_pairs import encoder
+        from torch.export import Dim
+
+        path, shape = folder / f"{self.name}.pt2", (self.tokens, self.wide)
+        torch.manual_seed(0)
+        module = encoder(self.layers, self.wide, self.wide // 64).eval().requires_grad_(False)
+        rows = Dim("rows", max=self.max_batch)
+        torch.export.save(torch.export.export(module, (torch.zeros(2, *shape),), dynamic_shapes=({0: rows},)), path)
+        return path
+
+    def options(self, **changes: Any) -> Any:
+        from weft.runtime.backend import LoadOptions
+
+        sizes = {"max_batch": self.max_batch, "grain_s": GRAIN_S / 2, "precision": "fp16", "independent_rows": True}
+        return LoadOptions(**sizes, **changes)
+
+    def draw(self, rng: random.Random, rows: int | None = None) -> Any:
+        import numpy as np
+
+        shape = (rows or rng.randint(1, self.max_batch), self.tokens, self.wide)
+        return np.random.default_rng(rng.randrange(1 << 30)).standard_normal(shape).astype(np.float32)
+
+
+HEAVY, URGENT = Program("heavy", 12, 512, 197, 32), Program("urgent", 6, 512, 32, 2)
+SMALL = Program("small", 2, 64, 16, 4)  # for a twin
+
+
+class Batch:
+    """A batch on its way through a model."""
+
+    def __init__(self, model: Any, x: Any) -> None:
+        from weft.runtime.backend import BatchPart
+
+        self.model, self.at, self.busy, self.wanted = model, 0, False, list[Any]()
+        self.feed = self.parts = [BatchPart({model.inputs[0].name: x})]
+        self.rows, self.output = len(x), model.outputs[0].name
+
+    def restart(self) -> None:
+        self.at, self.parts, self.busy = 0, self.feed, False
+
+    def step(self) -> Any:
+        from weft.runtime.backend import Step
+
+        self.busy = True
+        return Step(self.at, self.parts, self.rows, len(self.model.segments) - self.at)
+
+    def take(self, outputs: Sequence[Any], computed: int | None) -> Any:
+        """Take the end of its step; returns the answer if it was the last."""
+        from weft.runtime.backend import BatchPart
+
+        self.busy = False
+        if computed is None:
+            return outputs[0].answers[self.output].copy()
+        self.at += computed
+        self.parts = [BatchPart(outputs[0].values)] if computed else self.parts
+        return None
+
+
+class Counts:
+    """What became of batches that were stopped at random."""
+
+    def __init__(self) -> None:
+        self.batches = self.launches = self.early = self.nothing = self.unknown = 0
+        self.farthest = 0.0
+
+    def check(self, batch: Batch, answer: Any) -> None:
+        import numpy as np
+
+        self.batches += 1
+        self.unknown += not any(np.array_equal(answer, wanted) for wanted in batch.wanted)
+        differences = [float(np.abs(answer - wanted).max()) for wanted in batch.wanted]
+        self.farthest = max(self.farthest, min(differences) / float(np.abs(batch.wanted[0]).max()))
+
+
+def stop_at_random(
+    batches: Sequence[Batch], start: Callable[[Batch], Any], stop: Callable[[Any], None], wait: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Run batches two at a time, of which some are stopped, until all have ended; answers are those without stops.
+
+    start: begins the rest of a batch. stop: stops what *start* returned. wait: returns its outputs, and how many
+    segments were computed.
+    """
+    counts, rng, host_us = Counts(), random.Random(0), []
+    for batch in batches:
+        for _ in range(3):
+            batch.restart()
+            batch.wanted.append(batch.take(*wait(start(batch))))
+    say("answers without stops are known")
+    repeatable = all((first == other).all() for first, *others in (b.wanted for b in batches) for other in others)
+    end_s = time.perf_counter() + 12.0
+    for turn in range(40):
+        waiting, flights = list(batches), []
+        for batch in batches:
+            batch.restart()
+        while waiting or flights:
+            ready = [batch for batch in waiting if not batch.busy]
+            if ready and len(flights) < 2:
+                began_s = time.perf_counter()
+                batch = rng.choice(ready)
+                flights.append((batch, start(batch)))
+                host_us.append((time.perf_counter() - began_s) * 1e6)
+                counts.launches += 1
+                if turn and rng.random() < 0.5:
+                    due_s = time.perf_counter() + rng.random() * 0.002
+                    while time.perf_counter() < due_s:
+                        pass
+                    stop(rng.choice(flights)[1])
+                continue
+            batch, started = flights.pop(0)
+            outputs, computed = wait(started)
+            counts.early += computed is not None
+            counts.nothing += computed == 0
+            if (answer := batch.take(outputs, computed)) is not None:
+                counts.check(batch, answer)
+                waiting.remove(batch)
+        if time.perf_counter() > end_s:
+            break
+    return {"repeatable": bool(repeatable), **vars(counts), "host_us": spread(host_us)}
+
+
+def measure_model(result: dict[str, Any], *, shares: bool) -> None:
+    """Models in this process, on the lane of the whole GPU or those of two parts."""
     from weft.runtime.cuda.preparing import prepare_on
 
-    gpu, table = gated_gpu(form)
-    make, shape = MODELS[name]
-    torch.manual_seed(0)
+    gpu, table = gated_gpu()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{name}.pt2"
-        module = make(1).eval().requires_grad_(False)
-        rows = Dim("rows", max=8)
-        torch.export.save(torch.export.export(module, (torch.zeros(2, *shape),), dynamic_shapes=({0: rows},)), path)
+        models = []
+        for program in (HEAVY, URGENT):
+            path = program.save(Path(folder))
+            say(f"{program.name} is exported")
+            models.append((program, prepare_on(gpu, path, program.options(shares=shares))))
+            _, model = models[-1]
+            times_ms = {rows: round(sum(times) * 1e3, 3) for rows, times in model.timing.times_s.items()}
+            about = {"gated": model.timing.gated, "segments": len(model.segments), "remarks": model.remarks}
+            result[program.name] = {**about, "times_ms": dict(sorted(times_ms.items())[:: max(1, len(times_ms) - 1)])}
+            say(f"{program.name} is open: {result[program.name]}")
+    rng = random.Random(0)
+    batches = [Batch(model, program.draw(rng)) for program, model in models for _ in range(6)]
 
-        def opened(shares: bool) -> Callable[[dict[str, Any]], None]:
-            def run(found: dict[str, Any]) -> None:
-                options = LoadOptions(
-                    grain_s=GRAIN_S, max_batch=8, precision="fp16", shares=shares, independent_rows=True
-                )
-                began_s = time.perf_counter()
-                models = [prepare_on(gpu, path, options) for _ in range(2)]
-                found["open_s"] = round(time.perf_counter() - began_s, 1)
-                found["gated"] = [model.timing.gated for model in models]
-                found["remarks"] = models[0].remarks
-                found["segments"] = len(models[0].segments)
-                found["times_ms"] = {n: round(sum(t) * 1e3, 3) for n, t in models[0].timing.times_s.items()}
-                lanes = [0, *(gpu.cuts.lane_of(part) for part in (1, 2) if shares)]
-                for lane in lanes:
-                    attempt(found, f"lane {lane}", partial(schedule, gpu, table, models, shape, lane))
+    def start(batch: Batch) -> Any:
+        slot = table.take()
+        return batch.model.launch(batch.step(), slot), slot
 
-            return run
+    def wait(started: Any) -> Any:
+        launched, slot = started
+        end = launched.wait()
+        table.release(slot)
+        return end
 
-        attempt(result, "alone", opened(False))
-        attempt(result, "shares", opened(True))
+    def on(lane: int, found: dict[str, Any]) -> None:
+        with gpu.lane_context(lane):
+            found |= stop_at_random(batches, start, lambda started: table.stop(started[1]), wait)
+
+    for lane in [0, *(gpu.cuts.lane_of(part) for part in (1, 2) if shares)]:
+        attempt(result, f"lane {lane}", partial(on, lane))
 
 
-def schedule(
-    gpu: Any, table: Any, models: Sequence[Any], shape: Sequence[int], lane: int, found: dict[str, Any]
-) -> None:
-    """Batches of two models that are queued, stopped and continued at random, on one lane; counts wrong answers."""
-    import numpy as np
+# Models in a worker process
 
-    from weft.runtime.backend import BatchPart, Step
 
-    rng, draw = random.Random(lane), np.random.default_rng(lane)
-    output = models[0].outputs[0].name
-    input_name = models[0].inputs[0].name
-    with gpu.lane_context(lane):
-        batches = []
-        for model in models:
-            for _ in range(12):
-                feed = {input_name: draw.standard_normal((rng.randint(1, 8), *shape)).astype(np.float32)}
-                expected = model.run(feed)[output].copy()
-                batches.append({"model": model, "feed": feed, "wanted": expected, "at": 0, "parts": [BatchPart(feed)]})
-        wrong = ended = early = launches = nothing = 0
-        host = []
-        for turn in range(6):
-            waiting, flights = list(batches), []
-            for batch in batches:
-                batch["at"], batch["parts"], batch["busy"] = 0, [BatchPart(batch["feed"])], False
-            while waiting or flights:
-                ready = [batch for batch in waiting if not batch["busy"]]
-                if ready and len(flights) < 3:
-                    batch = rng.choice(ready)
-                    model, rows = batch["model"], len(batch["feed"][input_name])
-                    rest, slot = len(model.segments) - batch["at"], table.take()
-                    began_s = time.perf_counter()
-                    launched = model.launch(Step(batch["at"], batch["parts"], rows, rest), slot)
-                    host.append((time.perf_counter() - began_s) * 1e6)
-                    launches += 1
-                    batch["busy"] = True
-                    flights.append((batch, rest, launched, slot))
-                    if turn and rng.random() < 0.6:
-                        due_s = time.perf_counter() + rng.random() * 0.002
-                        while time.perf_counter() < due_s:
-                            pass
-                        table.stop(rng.choice(flights)[3])
-                    continue
-                batch, rest, launched, slot = flights.pop(0)
-                outputs, computed = launched.wait()
-                table.release(slot)
-                batch["busy"], done = False, rest if computed is None else computed
-                batch["at"] += done
-                early += done < rest
-                nothing += not done
-                if batch["at"] == len(batch["model"].segments):
-                    ended += 1
-                    wrong += not np.array_equal(outputs[0].answers[output], batch["wanted"])
-                    waiting = [other for other in waiting if other is not batch]
-                elif done:
-                    batch["parts"] = [BatchPart(outputs[0].values)]
-    found |= {"batches": ended, "launches": launches, "early": early, "nothing": nothing, "wrong": wrong}
-    found["host_us"] = spread(host)
+class Started:
+    """A step in a worker, and its end when it has come."""
+
+    def __init__(self, batch: Batch, lane: Any, ends: SimpleQueue[Started] | None = None) -> None:
+        """ends: where it is put when it has ended."""
+        self.batch, self._ended, self._ends = batch, threading.Event(), ends
+        self.began_s = time.perf_counter()
+        self.run = batch.model.start(batch.step(), lane, self._take)
+
+    def _take(self, end: Any) -> None:
+        self.end, self.ended_s = end, time.perf_counter()
+        self._ended.set()
+        if self._ends is not None:
+            self._ends.put(self)
+
+    def wait(self) -> Any:
+        if not self._ended.wait(20.0):
+            raise TimeoutError("a step does not end")
+        if self.end.error is not None:
+            raise self.end.error
+        return self.end.outputs, self.end.computed
+
+
+def measure_worker(result: dict[str, Any]) -> None:
+    """Two models in a real worker process."""
+    from weft.runtime.isolated.device import DeviceBackend
+    from weft.runtime.isolated.limits import WorkerLimits
+
+    device = os.environ.get("WEFT_GATES_DEVICE", "cuda:0")
+    programs = (HEAVY, URGENT) if device == "cuda:0" else (SMALL, SMALL._replace(name="urgent"))
+    backend = DeviceBackend(device, WorkerLimits(kill_s=20.0), None)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            models = []
+            for program in programs:
+                path = program.save(Path(folder))
+                say(f"{program.name} is exported")
+                models.append(backend.open(path, program.options(), Path(folder) / "cache"))
+                about = {"gated": models[-1].timing.gated, "segments": len(models[-1].segments)}
+                result[program.name] = {**about, "remarks": models[-1].remarks}
+                say(f"{program.name} is open: {result[program.name]}")
+            lane, rng = backend.lane(0), random.Random(0)
+            batches = [
+                Batch(model, program.draw(rng))
+                for program, model in zip(programs, models, strict=True)
+                for _ in range(6)
+            ]
+            begin = partial(Started, lane=lane)
+            attempt(
+                result,
+                "stopped at random",
+                lambda found: found.update(
+                    stop_at_random(batches, begin, lambda started: started.run.stop(), lambda started: started.wait())
+                ),
+            )
+            heavy = Batch(models[0], programs[0].draw(rng, programs[0].max_batch))
+            urgent = Batch(models[1], programs[1].draw(rng, 1))
+            attempt(result, "urgent", partial(measure_urgent, heavy, urgent, lane))
+            result["deaths"] = backend.counts().deaths
+    finally:
+        backend.close()
+
+
+def measure_urgent(heavy: Batch, urgent: Batch, lane: Any, found: dict[str, Any]) -> None:
+    """Latencies of an urgent model: alone, beside one that always has batches, and where these are stopped for it."""
+    found["heavy_alone_per_s"] = len(loop(heavy, None, lane, stops=False)[1]) / WINDOW_S
+    for name, beside, stops in (("alone", None, False), ("waits", heavy, False), ("stops", heavy, True)):
+        latencies, heavy_ends, leave_us = loop(beside, urgent, lane, stops=stops)
+        found[name] = {"us": spread(latencies), "heavy_per_s": len(heavy_ends) / WINDOW_S, "leave_us": spread(leave_us)}
+
+
+WINDOW_S, EVERY_S = 4.0, 0.008
+
+
+def loop(
+    heavy: Batch | None, urgent: Batch | None, lane: Any, *, stops: bool
+) -> tuple[list[float], list[float], list[float]]:
+    """Start batches of *heavy* without end, and *urgent* at random times, for ``WINDOW_S``.
+
+    Returns latencies of *urgent* in us, when batches of *heavy* ended, and us from stops to the ends of these steps.
+    """
+    rng, ends = random.Random(0), SimpleQueue[Started]()
+    latencies, heavy_ends, leave_us = list[float](), list[float](), list[float]()
+    under_way: dict[str, Started | None] = {"heavy": None, "urgent": None}
+    stopped_s = arrived_s = 0.0
+    end_s = time.perf_counter() + WINDOW_S
+    due_s = time.perf_counter() + rng.expovariate(1 / EVERY_S)
+    while (now_s := time.perf_counter()) < end_s or any(under_way.values()):
+        running = under_way["heavy"]
+        if now_s >= end_s:
+            due_s = float("inf")
+        if urgent is not None and not under_way["urgent"] and not arrived_s and now_s >= due_s:
+            arrived_s = due_s
+            if stops and running is not None:
+                running.run.stop()
+                stopped_s = time.perf_counter()
+            urgent.restart()
+            under_way["urgent"] = Started(urgent, lane, ends)
+        if heavy is not None and running is None and under_way["urgent"] is None and now_s < end_s:
+            if heavy.at == len(heavy.model.segments) or not stops:
+                heavy.restart()
+            under_way["heavy"] = Started(heavy, lane, ends)
+        try:
+            ended = ends.get(timeout=max(0.0, min(due_s, now_s + 0.002) - time.perf_counter()))
+        except Exception:
+            continue
+        outputs, computed = ended.wait()
+        done = ended.batch.take(outputs, computed) is not None
+        if ended.batch is urgent:
+            under_way["urgent"] = None
+            if done:
+                latencies.append((ended.ended_s - arrived_s) * 1e6)
+                arrived_s, due_s = 0.0, due_s + rng.expovariate(1 / EVERY_S)
+            else:
+                under_way["urgent"] = Started(urgent, lane, ends)
+            continue
+        under_way["heavy"] = None
+        if done:
+            heavy_ends.append(ended.ended_s)
+            ended.batch.at = len(ended.batch.model.segments)
+        elif stopped_s:
+            leave_us.append((ended.ended_s - stopped_s) * 1e6)
+        stopped_s = 0.0
+    return latencies, heavy_ends, leave_us
 
 
 if __name__ == "__main__":
