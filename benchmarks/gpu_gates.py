@@ -239,11 +239,11 @@ class Network:
         return len(self.segments)
 
     def launch(self, slot: int = 0, first: int = 0, end: int | None = None, feed: int | None = None) -> Any:
-        from weft.runtime.cuda.gates import Span
+        from weft.runtime.cuda.gates import SegmentSpan
 
         copies = [] if feed is None else [(self.x, self.inputs[feed])]
         return self.memory.launch(
-            self.gated, Span(first, self.count if end is None else end, slot, self.generation), copies
+            self.gated, SegmentSpan(first, self.count if end is None else end, slot, self.generation), copies
         )
 
     def run_segments(self) -> None:

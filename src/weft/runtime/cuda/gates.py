@@ -20,14 +20,14 @@ from typing import Any, NamedTuple, Protocol
 from weft.runtime.tensors import Array
 
 NEVER_STOPPED = 0
-"""The slot of launches that nobody stops; the server uses it for no step."""
+"""The slot of launches that are never stopped; the server uses it for no step."""
 REFUSED = -1
 """In place of the number of computed segments: the launch was of an earlier generation."""
 Computed = Callable[[], int]
 """Returns how many segments a launch has computed, or ``REFUSED``; called once, when it has ended."""
 
 
-class Span(NamedTuple):
+class SegmentSpan(NamedTuple):
     """What a launch of a rung computes."""
 
     first: int  # index of the first segment
@@ -40,7 +40,7 @@ class Span(NamedTuple):
 class GateMemory(Protocol):
     """What the gates of one rung read and write; the same for the graphs of all parts of the device."""
 
-    def launch(self, graph: Any, span: Span, copies: Sequence[tuple[Any, Any]]) -> Computed:
+    def launch(self, graph: Any, span: SegmentSpan, copies: Sequence[tuple[Any, Any]]) -> Computed:
         """Launch a graph (``Device.gated``) on the calling thread's lane, and return at once.
 
         copies: tensors of the rung's memory and their new contents, which are copied before the first segment unless
@@ -56,7 +56,9 @@ class HostGateMemory:
         """stops: the stop table."""
         self._stops, self._generation = stops, 0
 
-    def launch(self, graph: Sequence[Callable[[], None]], span: Span, copies: Sequence[tuple[Any, Any]]) -> Computed:
+    def launch(
+        self, graph: Sequence[Callable[[], None]], span: SegmentSpan, copies: Sequence[tuple[Any, Any]]
+    ) -> Computed:
         if span.generation != self._generation:
             return lambda: REFUSED
         computed = 0

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from weft.runtime.cuda.captured import is_empty
-from weft.runtime.cuda.gates import REFUSED, Computed, Span
+from weft.runtime.cuda.gates import REFUSED, Computed, SegmentSpan
 from weft.runtime.cuda.partitions import Part, bindings
 from weft.runtime.tensors import Array
 
@@ -167,7 +167,7 @@ class GpuGateMemory:
         self._results: Array = self._computed.numpy()
         self._begun = self._ended = 0  # launches
 
-    def launch(self, graph: Callable[[], None], span: Span, copies: Sequence[tuple[Any, Any]]) -> Computed:
+    def launch(self, graph: Callable[[], None], span: SegmentSpan, copies: Sequence[tuple[Any, Any]]) -> Computed:
         if self._begun - self._ended >= ENTRIES:
             raise RuntimeError(f"{ENTRIES} launches of one batch size are under way")
         entry = self._begun % ENTRIES

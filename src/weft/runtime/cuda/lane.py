@@ -30,7 +30,7 @@ class Launched(NamedTuple):
     def end(self) -> tuple[Sequence[StepOutput], int | None]:
         """The outputs of the step, which has ended, and how many segments were computed; waits for its answers."""
         outputs, computed = self.note_end() if self.note_end is not None else (self.outputs, None)
-        if computed is None:  # else nobody reads the copies of answers
+        if computed is None:  # else the copies of answers are not read
             self.answered.wait()
         return outputs, computed
 

@@ -143,7 +143,7 @@ class DeviceModel(BlueprintModel):
             try:
                 return self._launch_gated(step.segment, end, groups[0], slot, has_answers=has_answers)
             except BaseException:
-                self._await_launches()  # a launch whose end nobody notes would be refused for ever
+                self._await_launches()  # if an end is not noted, later launches are refused for ever
                 raise
         if self.timing.gated:
             self._await_launches()

@@ -19,7 +19,7 @@ from typing import Any
 
 from weft.models.element_types import numpy_dtype
 from weft.runtime.cuda.device import Device, Tensor, aligned_offsets
-from weft.runtime.cuda.gates import NEVER_STOPPED, REFUSED, Computed, GateMemory, Span
+from weft.runtime.cuda.gates import NEVER_STOPPED, REFUSED, Computed, GateMemory, SegmentSpan
 from weft.runtime.cuda.segments import DeviceSegment, Runnable
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
@@ -54,7 +54,7 @@ class GatedLaunch:
     ) -> None:
         """taken: the values that it began with, unless they are inputs.
 
-        values_after: returns the values of the batch, in the memory of the rung, after so many of its segments.
+        values_after: returns the values of the batch, in the memory of the rung, after a number of its segments.
         """
         self.segments, self.taken, self.values_after, self.ended = segments, taken, values_after, ended
         self.computed: int | None = None
@@ -192,7 +192,7 @@ class Rung:
         rows = values.rows
         copies = [(self.rows_of(self.tensors[name], rows), self.rows_of(sources[name], rows)) for name in sources]
         graph = self._gated.get(self._device.part, self._gated[WHOLE])
-        ended = self._gate_memory.launch(graph, Span(first, end, slot, self._generation), copies)
+        ended = self._gate_memory.launch(graph, SegmentSpan(first, end, slot, self._generation), copies)
         launch = GatedLaunch(end - first, taken, values_after, ended)
         self._under_way.append(launch)
         return launch

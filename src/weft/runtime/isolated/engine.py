@@ -19,7 +19,7 @@ class EngineLane(DeviceLane, Protocol):
         ...
 
     def gate(self, slot: int) -> None:
-        """Use a slot of the stop table for the next step, whose model has gates; 0: nobody stops the step."""
+        """Use a slot of the stop table for the next step, whose model has gates; 0: the step is never stopped."""
         ...
 
     def move(self, leaving: Sequence[Any], coming: Any) -> None:

@@ -37,7 +37,7 @@ class StopTable:
         self._lock = threading.Lock()  # guards _free: steps start and end on several threads
 
     def take(self) -> int:
-        """Reserve a slot for a step; 0 if none is free, and then nobody stops the step."""
+        """Reserve a slot for a step; 0 if none is free, and then it is never stopped."""
         with self._lock:
             slot = self._free.pop() if self._free else 0
         self._stops[slot] = 0

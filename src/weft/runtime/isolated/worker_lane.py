@@ -61,7 +61,7 @@ class StepMessage(NamedTuple):
     lent: list[Any]  # ``LendingTerms`` of the clients' regions that the worker has to open for it
     evicted: list[int] | None  # models to evict before it, to bring back its own; None: that is in memory
     segments: int  # how many segments it covers
-    stop_slot: int  # of the stop table, if its model has gates; 0: nobody stops it
+    stop_slot: int  # of the stop table, if its model has gates; 0: it is never stopped
     slot: int  # number of the lane's buffers that it uses
     file_count: int  # how many files the server sent with the packet
 
