@@ -20,12 +20,12 @@ from tests.runtime.cuda.nets import drawn
 from tests.runtime.steps import Heard
 from tests.support.concurrency import until
 from weft.base.errors import WorkerDied
-from weft.runtime.backend import BatchPart, LoadOptions, Step
+from weft.runtime.backend import BatchPart, LoadOptions, Step, StepOutput
 from weft.runtime.cuda.cpu_twins import TWIN, UNCUT_TWIN
 from weft.runtime.isolated.backend import KillTimer
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.limits import WorkerLimits
-from weft.runtime.isolated.packets import Line
+from weft.runtime.isolated.packets import Garbled, Line
 from weft.runtime.isolated.stop_table import SLOTS, StopTable, map_stops
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
@@ -187,6 +187,17 @@ def test_a_device_without_gates_says_so_and_is_served_segment_by_segment(tmp_pat
     (remark,) = [remark for remark in model.remarks if "gates" in remark]
     assert remark.startswith("the host starts every segment")
     one.close()
+
+
+def test_a_worker_cannot_claim_a_result_of_no_segment_or_answers_before_the_last(model: Any) -> None:
+    step = Step(0, [], 2, len(model.segments))
+    early, answering = StepOutput({"r": 1}, {}), StepOutput({}, {"y": np.zeros((2, 8), np.float32)})
+    model.check(step, 0, [])
+    model.check(step, 1, [early])
+    model.check(step, None, [answering])
+    for computed, outputs in ((0, [early]), (1, []), (1, [answering]), (None, [early])):
+        with pytest.raises(Garbled):
+            model.check(step, computed, outputs)
 
 
 class Run:

@@ -63,7 +63,7 @@ class DeviceRun(NamedTuple):
     error: Exception | None = None  # why the step was not started
 
     def stop(self) -> None:
-        """Do nothing: work on a device cannot be stopped. It is short, and a worker that hangs is killed."""
+        """Do nothing: the server stops steps at gates through the stop table, and kills a worker that hangs."""
 
 
 class _Flight(NamedTuple):
@@ -138,7 +138,7 @@ class CudaLane:
         self._restored = self._device.mark()
 
     def stop(self, step: int) -> None:
-        """Do nothing: work on a device cannot be stopped."""
+        """Do nothing: steps are stopped at gates, through the stop table."""
 
     def give_way(self) -> None:
         """Do nothing: the device schedules its streams itself."""
