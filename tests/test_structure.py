@@ -85,6 +85,7 @@ ONLY_IN = {
     "z3": ("weft_map/z3_model.py",),
     "torch": (
         "weft/runtime/cuda/gpu.py",
+        "weft/runtime/cuda/gpu_gates.py",
         "weft/runtime/cuda/borrowed.py",
         "weft/runtime/cuda/movable.py",
         "weft/runtime/cuda/torch_",
@@ -97,7 +98,7 @@ ONLY_IN = {
         "weft_stitch/running/kernel_shapes.py",
         "weft_stitch/running/body_kernels.py",
     ),
-    "cuda": ("weft/runtime/cuda/partitions.py",),
+    "cuda": ("weft/runtime/cuda/partitions.py", "weft/runtime/cuda/gpu_gates.py"),
 }
 """Where a package may be imported."""
 

@@ -35,6 +35,7 @@ from weft.runtime.cuda.precision import WITHIN, difference
 from weft.runtime.cuda.requirements import check
 from weft.runtime.isolated.device import DeviceBackend, SeveralDevices
 from weft.runtime.isolated.limits import WorkerLimits
+from weft.runtime.isolated.stop_table import StopTable, map_stops
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 from weft.runtime.samples import sample
 
@@ -211,6 +212,65 @@ def test_samples_leave_at_exits_on_the_device(gpu: Any, tmp_path: Path) -> None:
         last = model.launch(Step(1, [BatchPart(first.outputs[0].values, [1])], 1))
         last.answered.wait()
     np.testing.assert_allclose(last.outputs[0].answers["late"], wanted(path, feed, "late")[1:2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_batches_that_are_stopped_leave_at_gates_and_go_on_with_the_same_bits(shares: bool, tmp_path: Path) -> None:
+    from tests.runtime.cuda.torch_nets import draw_images, images
+    from weft.runtime.cuda.gpu import Gpu
+
+    gpu, table = Gpu(0), StopTable()
+    gpu.use_stops(map_stops(table.file))
+    assert not gpu.ungated
+    path, _ = images(tmp_path / "images.pt2")
+    options = LoadOptions(grain_s=1e-9, max_batch=4, independent_rows=True, shares=shares)
+    model = opened(gpu, path, options)
+    assert model.timing.gated
+    feeds, count, slots = [draw_images(rows) for rows in (3, 4)], len(model.segments), (table.take(), table.take())
+    for lane in [0, *map(gpu.cuts.lane_of, range(1, 1 + shares * len(gpu.cuts.parts)))]:
+        with gpu.lane_context(lane):
+            expected = [model.run(feed)["output"] for feed in feeds]
+            for stopped in range(2):  # the first, or the second, is stopped before it begins; both use one memory
+                table.stop(slots[stopped])
+                launches = [
+                    model.launch(Step(0, [BatchPart(feed)], len(feed["image"]), count), slot)
+                    for feed, slot in zip(feeds, slots, strict=True)
+                ]
+                ends = [launch.wait() for launch in launches]
+                assert [computed for _, computed in ends] == ([0, 0] if not stopped else [None, 0])
+                table.release(slots[stopped])
+                assert table.take() == slots[stopped]
+            for feed, right in zip(feeds, expected, strict=True):
+                at, parts = 0, [BatchPart(feed)]
+                while at < count:  # segment by segment, as if it were stopped at every gate
+                    outputs, _ = model.launch(Step(at, parts, len(feed["image"])), slots[0]).wait()
+                    at, parts = at + 1, [BatchPart(outputs[0].values)]
+                np.testing.assert_array_equal(outputs[0].answers["output"], right)
+
+
+def test_a_server_stops_a_batch_in_a_worker_by_a_store(backend: DeviceBackend, tmp_path: Path) -> None:
+    from tests.runtime.cuda.torch_nets import draw_images, images
+
+    path, _ = images(tmp_path / "images.pt2")
+    options = LoadOptions(grain_s=1e-9, max_batch=4, independent_rows=True)
+    model: Any = backend.open(path, options, tmp_path / "cache")
+    lane, ends, count = backend.lane(0), SimpleQueue[Any](), len(model.segments)
+    answers, early = set(), 0
+    for turn in range(40):
+        at, values = 0, draw_images(4)
+        while at < count:
+            run = model.start(Step(at, [BatchPart(values)], 4, count - at), lane, ends.put)
+            if turn and not at:
+                threading.Event().wait(turn * 2e-5)
+                run.stop()
+            end = ends.get(timeout=120.0)
+            assert end.error is None
+            early += end.computed is not None
+            at = count if end.computed is None else at + end.computed
+            values = end.outputs[0].values if end.outputs else values
+        answers.add(end.outputs[0].answers["output"].tobytes())
+    assert len(answers) == 1 and early
+    assert lane.close(60.0)
 
 
 @pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-4), ("fp16", 0.02), ("bf16", 0.1)])

@@ -29,6 +29,21 @@ def chain(path: Path, layers: int = 3, sizes: tuple[int | str, ...] = ("n", WIDT
     return _saved(graph, path)
 
 
+def skipping(path: Path, layers: int = 3) -> Path:
+    """As ``chain``, and the sum of the input and of what every layer gives -> y: all of them cross cuts."""
+    rng, nodes, weights, x = np.random.default_rng(0), [], [], "x"
+    for at in range(layers):
+        weights.append(numpy_helper.from_array(rng.standard_normal((WIDTH, WIDTH)).astype(np.float32), f"w{at}"))
+        nodes.append(helper.make_node("MatMul", [x, f"w{at}"], [f"m{at}"], name=f"product{at}"))
+        nodes.append(helper.make_node("Tanh", [f"m{at}"], [f"r{at}"], name=f"tanh{at}"))
+        x = f"r{at}"
+    nodes.append(helper.make_node("Sum", ["x", *(f"r{at}" for at in range(layers))], ["y"], name="sum"))
+    value = helper.make_tensor_value_info
+    sizes = ("n", WIDTH)
+    inputs, outputs = [value("x", TensorProto.FLOAT, sizes)], [value("y", TensorProto.FLOAT, sizes)]
+    return _saved(helper.make_graph(nodes, "skipping", inputs, outputs, weights), path)
+
+
 def convolving(path: Path, layers: int = 3, side: int = 6) -> Path:
     """x, an image of three channels -> convolutions with positive parts, the mean of each channel -> y."""
     rng, nodes, weights, x, channels = np.random.default_rng(0), [], [], "x", 3

@@ -213,7 +213,7 @@ class Fault:
 class Faulty:
     """A model whose steps end the device."""
 
-    def launch(self, step: Step) -> Launched:
+    def launch(self, step: Step, slot: int = 0) -> Launched:
         return Launched([], Fault(), Fault(), False)
 
 

@@ -18,7 +18,7 @@ from tests.runtime.cuda.nets import chain, drawn, wanted
 from weft.base.errors import BadRequest, ModelError, WorkerDied, WorkerStarting
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.client_memory import LendingTerms, LentTensor
-from weft.runtime.cuda.cpu_twins import TWIN
+from weft.runtime.cuda.cpu_twins import UNCUT_TWIN as TWIN
 from weft.runtime.device_kinds import engine_kind
 from weft.runtime.engines import AUTO
 from weft.runtime.isolated.device import CompiledCode, DeviceBackend

@@ -46,7 +46,7 @@ class Model:
         self._device, self._error = device, error
         self.moved: list[str] = []
 
-    def launch(self, step: Step) -> Launched:
+    def launch(self, step: Step, slot: int = 0) -> Launched:
         if self._error:
             raise self._error
         mark = self._device.mark()

@@ -401,12 +401,17 @@ def test_a_worker_that_cannot_be_made_ready_again_is_given_up_and_a_load_brings_
         '["nonsense"]',
         "[]",
         '["over"]',
-        '["over", 77, 0, 0, [], false, null]',
-        '["over", 1, 0, 0, [[1, [["y", "FP32", [1000], 0, 4000]]]], false, null]',
-        '["over", 1, 0, 0, [[1, []]], true, null]',
-        '["over", 1, "soon", 0, [[1, []]], false, null]',
-        '["over", 1, 0, 0, 5, false, null]',
-        '["over", 1, 0, 0, [], false, 5]',
+        '["over", 77, 0, 0, [], false, null, null]',
+        '["over", 1, 0, 0, [[1, [["y", "FP32", [1000], 0, 4000]]]], false, null, null]',
+        '["over", 1, 0, 0, [[1, []]], true, null, null]',
+        '["over", 1, "soon", 0, [[1, []]], false, null, null]',
+        '["over", 1, 0, 0, 5, false, null, null]',
+        '["over", 1, 0, 0, [], false, 5, null]',
+        '["over", 1, 0, 0, [[1, []]], false, null]',
+        '["over", 1, 0, 0, [[1, []]], false, null, 1]',
+        '["over", 1, 0, 0, [[1, []]], false, null, -1]',
+        '["over", 1, 0, 0, [[1, []]], false, null, "1"]',
+        '["over", 1, 0, 0, [[1, []]], false, null, true]',
         '["reply", 99, 1, null]',
         '["hello", [], []]',
     ],
@@ -744,7 +749,7 @@ def test_a_step_ran_after_it_was_sent_and_before_it_was_heard_of_whatever_is_sai
         worker.now = lambda: 10
         run = WorkerRun(worker, 1, lane, NoModel(), Step(0, (), 1), Heard())  # type: ignore[arg-type]
         worker.now = lambda: 100
-        end = worker._read_end(run, StepReport(1, *said, [[0, []]], None, b"", 0))
+        end = worker._read_end(run, StepReport(1, *said, [[0, []]], None, None, b"", 0))
         worker.close()
     assert lane.close(live.PATIENCE_S)
     one.close()
@@ -757,7 +762,7 @@ def test_more_files_than_a_step_needs_are_closed_and_are_the_end_of_who_sent_the
     line, teller = LaneLine(ours, NoEar()), packets.Line(theirs)  # type: ignore[arg-type]
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(count)]
     before = len(os.listdir("/proc/self/fd"))
-    teller.send(["over", 1, 0, 0, [], False, None], files=files, wait=True)
+    teller.send(["over", 1, 0, 0, [], False, None, None], files=files, wait=True)
     with pytest.raises(packets.Garbled, match=f"{count} files"):
         line.receive_report()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -74,6 +74,7 @@ line.recv(1 << 17)
 
 class NoModel:
     number = 1
+    gated = True
 
     def check(self, *_: Any) -> None:
         """Takes anything."""

@@ -45,6 +45,11 @@ def kernels_in(graph: int) -> int:
     return sum(_node_kind(node) == _KERNEL for node in _nodes(graph))
 
 
+def is_empty(graph: int) -> bool:
+    """Whether nothing was captured, as in a segment that only changes shapes."""
+    return not _nodes(graph)
+
+
 def _node_kind(node: ctypes.c_void_p) -> int:
     kind = ctypes.c_int(-1)
     _check_result(driver().cuGraphNodeGetType(node, ctypes.byref(kind)))
@@ -55,9 +60,11 @@ def _nodes(graph: int) -> list[ctypes.c_void_p]:
     """The handles of a graph's nodes; the first call of the driver only counts them."""
     count = ctypes.c_size_t(0)
     _check_result(driver().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
-    nodes = (ctypes.c_void_p * max(1, count.value))()
+    if not count.value:  # the driver refuses to list the nodes of an empty graph
+        return []
+    nodes = (ctypes.c_void_p * count.value)()
     _check_result(driver().cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
-    return [ctypes.c_void_p(node) for node in nodes[: count.value]]
+    return [ctypes.c_void_p(node) for node in nodes]
 
 
 def _copies_from_host(node: ctypes.c_void_p) -> bool:

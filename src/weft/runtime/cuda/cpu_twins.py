@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TWIN = "cuda:twin"
 UNCUT_TWIN = "cuda:uncut-twin"
-"""The twin of a GPU, or of a driver, that cannot be cut."""
+"""The twin of a GPU with an old driver, which cannot be cut and has no gates."""
 TORCH_TWIN = "cuda:torch-twin"
 """The twin of a GPU on a machine without onnxruntime-gpu."""
 

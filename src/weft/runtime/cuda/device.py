@@ -24,6 +24,7 @@ from weft.base.errors import BadRequest
 from weft.devices.host import GpuCuts
 from weft.models.element_types import ElementType, numpy_dtype
 from weft.runtime.client_memory import Borrowed, LendingTerms, read_fully
+from weft.runtime.cuda.gates import GateMemory, HostGateMemory
 from weft.runtime.tensors import Array
 
 Tensor = Any
@@ -31,6 +32,8 @@ Tensor = Any
 
 HOST_KIND = "cpu"
 """ONNX Runtime's name for the memory of the host."""
+NO_STOPS = "no server stops its steps"
+"""Why a device without a stop table has no gates."""
 REPEATS = 5
 """Times that a segment is run when it is timed; the median counts."""
 
@@ -211,6 +214,26 @@ class Device(Protocol):
         """Number of kernels in a captured graph, at least 1."""
         ...
 
+    @property
+    def ungated(self) -> str:
+        """Why launches on the device cannot have gates (``gates``); empty if they can."""
+        ...
+
+    def use_stops(self, stops: Array) -> None:
+        """Use this stop table for the gates of all models that are opened from now on."""
+        ...
+
+    def gate_memory(self, copies: int) -> GateMemory:
+        """Memory for the gates of one rung; *copies*: the most tensors that a launch copies."""
+        ...
+
+    def gated(self, memory: GateMemory, segments: Sequence[Callable[[], None]]) -> Any:
+        """Join captured segments to one graph with a gate before each, on the part of this view.
+
+        Raises if that is impossible; ``GateMemory.launch`` launches the graph.
+        """
+        ...
+
     def run_uncaptured(self, run: Callable[[], None]) -> None:
         """Call *run*, which runs sessions, without a graph, in the order of the lane."""
         ...
@@ -290,10 +313,14 @@ class HostDevice:
 
     name, kind, index = "cpu", HOST_KIND, 0
 
-    def __init__(self, cuts: GpuCuts = TWIN_CUTS, uncut: str = "", *, runs_sessions: bool = True) -> None:
-        """cuts: how the twin can be partitioned. uncut: why it has no parts."""
+    def __init__(
+        self, cuts: GpuCuts = TWIN_CUTS, uncut: str = "", *, gateless: str = "", runs_sessions: bool = True
+    ) -> None:
+        """cuts: how the twin can be partitioned. uncut: why it has no parts. gateless: why it can have no gates."""
         self.session_lock, self.cuts, self.uncut, self.runs_sessions = threading.RLock(), cuts, uncut, runs_sessions
+        self._gateless = gateless
         self._thread_lane = threading.local()  # the part that a thread works for
+        self._stops: Array | None = None
 
     @property
     def part(self) -> int:
@@ -350,6 +377,20 @@ class HostDevice:
 
     def kernels(self, captured: Callable[[], None]) -> int:
         return 1
+
+    @property
+    def ungated(self) -> str:
+        return NO_STOPS if self._stops is None else self._gateless
+
+    def use_stops(self, stops: Array) -> None:
+        self._stops = stops
+
+    def gate_memory(self, copies: int) -> GateMemory:
+        assert self._stops is not None
+        return HostGateMemory(self._stops)
+
+    def gated(self, memory: GateMemory, segments: Sequence[Callable[[], None]]) -> Any:
+        return segments
 
     def run_uncaptured(self, run: Callable[[], None]) -> None:
         with self.session_lock:

@@ -18,6 +18,7 @@ from weft.runtime.cuda.device import Device, HostDevice, lacks_memory
 from weft.runtime.cuda.lane import CudaLane
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.preparing import prepare_on
+from weft.runtime.tensors import Array
 
 log = logging.getLogger("weft.device")
 
@@ -30,7 +31,8 @@ LOST = 70
 def device_named(name: str) -> Device:
     """Open the device of a name such as ``cuda:0``, or a twin on the CPU."""
     if name == UNCUT_TWIN:
-        return HostDevice(GpuCuts(sms=8), "this is a twin of a device that cannot be cut")
+        old = "this is a twin of a device with an old driver"
+        return HostDevice(GpuCuts(sms=8), old, gateless=old)
     if is_twin(name):
         return HostDevice(runs_sessions=name != TORCH_TWIN)
     from weft.runtime.cuda.gpu import Gpu
@@ -48,6 +50,7 @@ class CudaEngine:
         self.name = name
         self._device: Device | None = None
         self._lanes: list[CudaLane] = []
+        self._stops: Array | None = None
         self._shares = False  # whether lanes are shares of the device: a model was opened with that option
 
     @property
@@ -56,9 +59,14 @@ class CudaEngine:
         if self._device is None:
             try:
                 self._device = device_named(self.name)
+                if self._stops is not None:
+                    self._device.use_stops(self._stops)
             except RuntimeError as error:
                 raise ModelError(f"{self.name} cannot be used: {str(error).splitlines()[0]}") from error
         return self._device
+
+    def use_stops(self, stops: Array) -> None:
+        self._stops = stops
 
     def open(self, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> LoadedModel:
         """Open a model on the device, and evict it if the options allow that; ``ModelError`` if memory is lacking.

@@ -14,7 +14,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from functools import cache
 from statistics import median
@@ -28,7 +28,9 @@ from weft.devices.host import GpuCuts
 from weft.runtime.client_memory import Borrowed, LendingTerms
 from weft.runtime.cuda.borrowed import IpcMemory, RegisteredFile
 from weft.runtime.cuda.captured import check_replayable, driver, kernels_in
-from weft.runtime.cuda.device import REPEATS, BorrowedTensor, Mark, Movable, Tensor
+from weft.runtime.cuda.device import NO_STOPS, REPEATS, BorrowedTensor, Mark, Movable, Tensor
+from weft.runtime.cuda.gates import GateMemory
+from weft.runtime.cuda.gpu_gates import GatedGraph, GateKernels, GpuGateMemory, NoGates, RegisteredStops
 from weft.runtime.cuda.movable import GpuMovable
 from weft.runtime.cuda.partitions import (
     LOW,
@@ -98,18 +100,32 @@ class _Replay:
 
     def __init__(self, graph: Any, part: Part | None, device: Any) -> None:
         """part: where it was captured; None: on the whole GPU. device: torch's."""
-        self._graph, self._part, self.kernels = graph, part, max(1, kernels_in(graph.raw_cuda_graph()))
-        self._stream = torch.cuda.ExternalStream(part.streams[LOW], device=device) if part else None
+        self.graph, self.kernels = graph, max(1, kernels_in(graph.raw_cuda_graph()))
+        self._on_part = _on_part(part, device)
 
     def __call__(self) -> None:
-        if self._stream is None or self._part is None:
-            self._graph.replay()
-            return
+        with self._on_part():
+            self.graph.replay()
+
+
+def _on_part(part: Part | None, device: Any) -> Callable[[], AbstractContextManager[Any]]:
+    """Make contexts in which graphs are launched on a part, in the order of the calling thread's lane; device: torch's.
+
+    part: None: on the lane's own stream.
+    """
+    if part is None:
+        return nullcontext
+    stream = torch.cuda.ExternalStream(part.streams[LOW], device=device)
+
+    @contextmanager
+    def on_part() -> Iterator[None]:
         current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            self._graph.replay()
-        follow(self._part, current.cuda_stream)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            yield
+        follow(part, current.cuda_stream)
+
+    return on_part
 
 
 class Gpu:
@@ -133,6 +149,9 @@ class Gpu:
 
         A list, so that all copies of this object (``model_view``) share the entry.
         """
+        self._stops: list[Array] = []  # empty, or the stop table; a list for the same reason
+        self._gates: list[tuple[GateKernels, RegisteredStops] | str] = []
+        """Empty until the first model is opened; then what gates need, or why there are none."""
         self._use_session_stream(torch.cuda.Stream())
 
     def _use_session_stream(self, stream: Any, part: Part | None = None) -> None:
@@ -309,6 +328,51 @@ class Gpu:
 
     def kernels(self, captured: Callable[[], None]) -> int:
         return captured.kernels if isinstance(captured, _Replay) else 1
+
+    # Gates
+
+    @property
+    def ungated(self) -> str:
+        reason = self._prepare_gates()
+        return reason if isinstance(reason, str) else ""
+
+    def use_stops(self, stops: Array) -> None:
+        self._stops[:] = [stops]
+
+    def _prepare_gates(self) -> tuple[GateKernels, RegisteredStops] | str:
+        """The compiled gates and the stop table, or why there are none; made by the first call with a table."""
+        if not self._stops:
+            return NO_STOPS
+        with self.session_lock, torch.cuda.device(self.index):
+            if not self._gates:
+                self.memory()  # any call gives this thread a context, which the driver needs
+                try:
+                    self._gates.append((GateKernels(self.index), RegisteredStops(self._stops[0], self.index)))
+                except NoGates as error:
+                    self._gates.append(str(error))
+            return self._gates[0]
+
+    def gate_memory(self, copies: int) -> GateMemory:
+        prepared = self._prepare_gates()
+        assert not isinstance(prepared, str)
+        return GpuGateMemory(prepared[1], self._device, copies)
+
+    def gated(self, memory: GateMemory, segments: Sequence[Callable[[], None]]) -> Any:
+        prepared = self._prepare_gates()
+        assert not isinstance(prepared, str) and isinstance(memory, GpuGateMemory)
+        graphs = []
+        for segment in segments:
+            assert isinstance(segment, _Replay)
+            graphs.append(segment.graph.raw_cuda_graph())
+        self.memory()  # any call gives this thread a context, which the driver needs
+        graph = GatedGraph(prepared[0], memory, graphs, self._session_part)
+        on_part = _on_part(self._session_part, self._device)
+
+        def launch() -> None:
+            with on_part():
+                graph.launch(torch.cuda.current_stream().cuda_stream)
+
+        return launch
 
     def run_uncaptured(self, run: Callable[[], None]) -> None:
         """Run *run* on the session stream, after earlier work of the lane and before later work."""

@@ -24,6 +24,7 @@ from weft.runtime.isolated.limits import WorkerLimits
 class CudaEngineKind:
     """The engine of GPUs, and the files, programs and variables that its worker processes need."""
 
+    gates = True
     variables: tuple[str, ...] = (
         "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG",
     )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
 from weft.runtime.cuda.device import Device, Mark
+from weft.runtime.cuda.gates import NEVER_STOPPED
 
 log = logging.getLogger("weft.device")
 
@@ -22,13 +23,28 @@ class Launched(NamedTuple):
     computed: Mark  # reached when the work of the step has ended
     answered: Mark  # reached when the arrays of answers are complete
     onward: bool  # whether the next step can be started with its outputs before it has ended
+    note_end: Callable[[], tuple[Sequence[StepOutput], int | None]] | None = None
+    """For a step with gates, called once when ``computed`` is reached: its outputs, and how many of its segments were
+    computed if a gate ended it early (``StepEnd.computed``)."""
+
+    def end(self) -> tuple[Sequence[StepOutput], int | None]:
+        """The outputs of the step, which has ended, and how many segments were computed; waits for its answers."""
+        outputs, computed = self.note_end() if self.note_end is not None else (self.outputs, None)
+        if computed is None:  # else the copies of answers are not read
+            self.answered.wait()
+        return outputs, computed
+
+    def wait(self) -> tuple[Sequence[StepOutput], int | None]:
+        """Wait for the end of the step; as ``end``."""
+        self.computed.wait()
+        return self.end()
 
 
 class Launching(Protocol):
     """A model, as a lane uses it."""
 
-    def launch(self, step: Step) -> Launched:
-        """Start a step, and return at once."""
+    def launch(self, step: Step, slot: int = NEVER_STOPPED) -> Launched:
+        """Start a step, and return at once; *slot*: of the stop table, for a gated model."""
         ...
 
 
@@ -47,7 +63,7 @@ class DeviceRun(NamedTuple):
     error: Exception | None = None  # why the step was not started
 
     def stop(self) -> None:
-        """Do nothing: work on a device cannot be stopped. It is short, and a worker that hangs is killed."""
+        """Do nothing: the server stops steps at gates through the stop table, and kills a worker that hangs."""
 
 
 class _Flight(NamedTuple):
@@ -82,19 +98,25 @@ class CudaLane:
         self._device, self._now, self._lost, self._share = device, now, lost, share
         self.busy_ns = 0
         self._last_end = 0  # of the last step, on the lane's clock in ns
+        self._slot = NEVER_STOPPED  # of the stop table, for the next step
         self._restored: Mark | None = None  # reached when the model of the next step is back in memory
         self._threads = threading.local()  # the device context that a thread has entered
         self._flights: SimpleQueue[_Flight | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._report_ends, name=f"device-lane-{index}", daemon=True)
         self.thread.start()
 
+    def gate(self, slot: int) -> None:
+        """Use a slot of the stop table for the next step."""
+        self._slot = slot
+
     def start(self, model: Launching, step: Step, ended: Ended) -> DeviceRun:
         """Start a step; its end is reported on the lane's own thread."""
         began, launched, error = self._now(), None, None
         awaited_first, self._restored = self._restored, None
+        slot, self._slot = self._slot, NEVER_STOPPED
         try:
             self._bind_thread()
-            launched = model.launch(step)
+            launched = model.launch(step, slot)
         except Exception as problem:  # fails this step only; the lane goes on
             error = problem
             awaited_first = self._device.mark()
@@ -116,7 +138,7 @@ class CudaLane:
         self._restored = self._device.mark()
 
     def stop(self, step: int) -> None:
-        """Do nothing: work on a device cannot be stopped."""
+        """Do nothing: steps are stopped at gates, through the stop table."""
 
     def give_way(self) -> None:
         """Do nothing: the device schedules its streams itself."""
@@ -153,9 +175,9 @@ class CudaLane:
                 return StepEnd(flight.began, max(flight.began, self._now()), error=flight.error)
             launched.computed.wait()
             self._last_end = ended = max(began, self._now())
-            launched.answered.wait()  # copies of answers do not count as time of the step
+            outputs, computed = launched.end()  # copies of answers do not count as time of the step
         except Exception as error:  # such as an illegal address: the device cannot run anything any more
             self._lost(error)
             return StepEnd(began, max(began, self._now()), error=error)
         self.busy_ns += ended - began
-        return StepEnd(began, ended, launched.outputs)
+        return StepEnd(began, ended, outputs, computed=computed)

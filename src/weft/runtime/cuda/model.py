@@ -10,10 +10,12 @@ import gc
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
-from weft.runtime.cuda.device import AlreadyReached, Device, Movable, Tensor, as_array
+from weft.runtime.cuda.device import AlreadyReached, Device, Mark, Movable, Tensor, as_array
+from weft.runtime.cuda.gates import NEVER_STOPPED
 from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.rung import DeviceValues, Rung
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, UncapturedTensors
@@ -57,6 +59,8 @@ class DeviceModel(BlueprintModel):
         # Held while memory is evicted, brought back or freed, so that none of these happens half-way through another.
         self._memory_lock, self._in_memory = threading.Lock(), True
         self._live_names = live_after(blueprint)  # for each segment, the names of the values that are needed after it
+        is_gated = bool(rungs) and all(rung.gated for rung in rungs)
+        self.timing = replace(self.timing, gated=is_gated)
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Start a step on a lane of the device; *here* has no effect."""
@@ -64,14 +68,13 @@ class DeviceModel(BlueprintModel):
         return lane.start(self, step, ended)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Run all segments one after another, and wait; returns the outputs, and the answers at exits."""
+        """Run all segments from exit to exit, and wait; returns the outputs, and the answers at exits."""
         values: Any = inputs
-        answers: dict[str, Array] = {}
-        for segment in range(len(self.segments)):
-            launched = self.launch(Step(segment, [BatchPart(values)], rows=len(next(iter(inputs.values())))))
-            values = launched.outputs[0].values
-            answers |= launched.outputs[0].answers
-        launched.answered.wait()  # copies to the host end in the order of their starts
+        rows, first, answers = len(next(iter(inputs.values()))), 0, dict[str, Array]()
+        for end in sorted({*(segment + 1 for segment in self._exit_at), len(self.segments)}):
+            outputs, _ = self.launch(Step(first, [BatchPart(values)], rows, end - first)).wait()
+            values, first = outputs[0].values, end
+            answers |= outputs[0].answers
         return answers
 
     def uncaptured(self) -> dict[int, str]:
@@ -128,29 +131,54 @@ class DeviceModel(BlueprintModel):
 
     # Steps
 
-    def launch(self, step: Step) -> Launched:
+    def launch(self, step: Step, slot: int = NEVER_STOPPED) -> Launched:
         """Start a step and return at once; a step of shapes that were not captured is awaited.
 
-        ``MemoryError`` if the model is evicted.
+        slot: of the stop table, for a gated model. ``MemoryError`` if the model is evicted.
         """
         if not self._in_memory:
             raise MemoryError("the model is not in the device's memory")
         # Batches that cannot be joined at this cut are computed one after another.
         is_joined = step.segment == 0 or self.batching.mergeable
         groups = [list(step.parts)] if is_joined else [[part] for part in step.parts]
+        end = step.segment + step.segments
+        has_answers = end == len(self.segments) or end - 1 in self._exit_at
+        if self.timing.gated and len(groups) == 1 and not self._is_uncaptured(step.segment, groups[0]):
+            try:
+                return self._launch_gated(step.segment, end, groups[0], slot, has_answers=has_answers)
+            except BaseException:
+                self._await_launches()  # if an end is not noted, later launches are refused for ever
+                raise
+        if self.timing.gated:
+            self._await_launches()
         outputs = [self._advance(step.segment, group) for group in groups]
-        computed = self._device.mark()
-        answered = self._device.mark(answers=True) if any(output.answers for output in outputs) else computed
-        has_answers = step.segment == len(self.segments) - 1 or step.segment in self._exit_at
+        for segment in range(step.segment + 1, end):
+            outputs = [self._advance(segment, [BatchPart(output.values)]) for output in outputs]
         # After answers, the end is awaited: at an exit they decide which samples continue.
-        return Launched(outputs, computed, answered, onward=not has_answers)
+        return Launched(outputs, *self._marks(outputs), onward=not has_answers and not self.timing.gated)
+
+    def _marks(self, outputs: Sequence[StepOutput]) -> tuple[Mark, Mark]:
+        """Marks after the work of a step that was started, and after the copies of its answers."""
+        computed = self._device.mark()
+        return computed, self._device.mark(answers=True) if any(output.answers for output in outputs) else computed
+
+    def _await_launches(self) -> None:
+        """Wait for all launches with gates: behind them, the host starts segments that no gate can refuse."""
+        self._device.finish()
+        for rung in self._rungs:
+            rung.note_ends()
+
+    def _is_uncaptured(self, segment: int, parts: list[BatchPart]) -> bool:
+        """Whether parts of a batch have shapes that were not captured."""
+        if segment == 0:
+            return self._rung_for(parts) is None
+        return any(isinstance(part.values, UncapturedValues) for part in parts)
 
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         """Start a segment on *parts*, which are computed as one batch."""
-        rung = self._rung_for(parts) if segment == 0 else None
-        if (segment == 0 and rung is None) or any(isinstance(part.values, UncapturedValues) for part in parts):
+        if self._is_uncaptured(segment, parts):
             return self._run_uncaptured(segment, parts)
-        values = self._enter_inputs(rung, parts) if rung is not None else self._gather(segment, parts)
+        values = self._gather(segment, parts) if segment else self._enter_inputs(parts)
         return self._compute_segment(segment, values)
 
     def _rung_for(self, parts: list[BatchPart]) -> Rung | None:
@@ -172,13 +200,22 @@ class DeviceModel(BlueprintModel):
         """The smallest rung for a batch of *rows*; None if there is none."""
         return next((rung for rung in self._rungs if rung.rows >= rows), None)
 
-    def _enter_inputs(self, rung: Rung, parts: list[BatchPart]) -> DeviceValues:
+    def _enter_inputs(self, parts: list[BatchPart]) -> DeviceValues:
         """Copy the inputs of a new batch to the memory of its rung."""
+        values = self._upload_inputs(parts)
+        for name, tensor in list(values.tensors.items()):
+            self._copy_to_rung(values, name, tensor)
+        return values
+
+    def _upload_inputs(self, parts: list[BatchPart]) -> DeviceValues:
+        """Copy the inputs of a new batch to the device, beside the memory of its rung."""
+        rung = self._rung_for(parts)
+        assert rung is not None
         values = DeviceValues(rung, sum(map(self._rows_in, parts)), {})
         for spec in self.inputs:
             arrays = [part.values[spec.name] for part in parts]
             picked = [a if p.rows is None else as_array(a)[list(p.rows)] for a, p in zip(arrays, parts, strict=True)]
-            self._copy_to_rung(values, spec.name, self._device.copy_in(picked))
+            values.tensors[spec.name] = self._device.copy_in(picked)
         return values
 
     def _copy_to_rung(
@@ -208,17 +245,21 @@ class DeviceModel(BlueprintModel):
 
     def _join(self, read_names: Sequence[str], parts: list[BatchPart]) -> DeviceValues:
         """Join the samples of *parts* that continue into one batch; *read_names*: tensors that the segment reads."""
-        batches = [part.values for part in parts]
-        pairs = list(zip(batches, parts, strict=True))
+        values = self._concatenate(parts)
+        for name in read_names:
+            self._copy_to_rung(values, name, values.tensors[name], [part.values for part in parts])
+        return values
+
+    def _concatenate(self, parts: list[BatchPart]) -> DeviceValues:
+        """The samples of *parts* that continue as one batch, in new tensors."""
+        pairs: list[tuple[DeviceValues, BatchPart]] = [(part.values, part) for part in parts]
         rows = sum(batch.rows if part.rows is None else len(part.rows) for batch, part in pairs)
         rung = self._rung(rows)
         assert rung is not None, "batches are joined up to the largest that is captured"
         values = DeviceValues(rung, rows, {})
-        for name in batches[0].tensors:
+        for name in parts[0].values.tensors:
             sources = [(batch.tensors[name], part.rows, batch.rows) for batch, part in pairs]
             values.tensors[name] = self._device.concatenate_rows(sources)
-        for name in read_names:
-            self._copy_to_rung(values, name, values.tensors[name], batches)
         return values
 
     def _compute_segment(self, segment: int, values: DeviceValues) -> StepOutput:
@@ -248,6 +289,48 @@ class DeviceModel(BlueprintModel):
     def _answer(self, rung: Rung, tensor: Tensor, rows: int) -> Array:
         """Start the copy of a tensor's first *rows* rows to the host, without the rung's padding."""
         return self._device.copy_out(rung.rows_of(tensor, rows))
+
+    # Several segments at once
+
+    def _launch_gated(self, first: int, end: int, parts: list[BatchPart], slot: int, *, has_answers: bool) -> Launched:
+        """Launch the segments from *first* to before *end* on *parts*, which are computed as one batch."""
+        taken: list[DeviceValues] = [part.values for part in parts] if first else []
+        if not first:
+            values = self._upload_inputs(parts)
+        elif len(parts) == 1 and parts[0].rows is None:
+            values = taken[0]
+        else:
+            values = self._concatenate(parts)
+        rung = values.rung
+        with rung.lock:
+            launch = rung.launch(
+                (first, end), slot, values, taken, lambda count: self._gated_values(values, first + count)
+            )
+            next_values = self._gated_values(values, end)
+            rung.own(next_values)
+            outputs = [self._gated_output(next_values, end)]
+
+        def note_end() -> tuple[Sequence[StepOutput], int | None]:
+            with rung.lock:
+                count = rung.note_end(launch)
+            if count == end - first:
+                return outputs, None
+            return [StepOutput(launch.left, {})] if launch.left is not None else (), count
+
+        return Launched(outputs, *self._marks(outputs), onward=False, note_end=note_end)
+
+    def _gated_values(self, values: DeviceValues, end: int) -> DeviceValues:
+        """The values of a batch in the memory of its rung after all segments before *end*."""
+        return values.onward({name: values.rung.tensors[name] for name in self._live_names[end - 1]})
+
+    def _gated_output(self, values: DeviceValues, end: int) -> StepOutput:
+        """The output of a launch that computes all segments before *end*; starts the copies of its answers."""
+        if end == len(self.segments):
+            return StepOutput({}, self._answers(values, values.tensors))
+        exit_name = self._exit_at.get(end - 1)
+        if exit_name is None:
+            return StepOutput(values, {})
+        return StepOutput(values, {exit_name: self._answer(values.rung, values.tensors[exit_name], values.rows)})
 
     # Other shapes
 
@@ -303,7 +386,7 @@ class ModelOnHost:
         assert isinstance(lane, CudaLane)
         return lane.start(self, step, ended)
 
-    def launch(self, step: Step) -> Launched:
+    def launch(self, step: Step, slot: int = NEVER_STOPPED) -> Launched:
         """Compute a step on the calling thread."""
         outputs = self._inner.compute(step)
         answering = {spec.segment for spec in self._inner.blueprint.exits} | {len(self._inner.segments) - 1}

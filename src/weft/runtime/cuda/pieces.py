@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.runtime.cuda.device import Device
+from weft.runtime.cuda.device import NO_STOPS, Device
 from weft.runtime.cuda.likeness import captured_on_parts
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.rounds import StitchedDeviceModel, rung_sizes, segments_at
 from weft.runtime.cuda.rung import Rung
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
+from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.samples import sample
 from weft.runtime.tensors import Array
 
@@ -42,12 +43,32 @@ class OpenPieces(NamedTuple):
         segments = [self.segments[spec] for spec in self.blueprint.segments]
         return model_class(self.device, self.blueprint.model_copy(update=changes), segments, self.weights, rungs)
 
+    def gate(self, rungs: Sequence[Rung]) -> list[str]:
+        """Give all rungs gates, if the model and the device allow that; if one fails, none has gates.
+
+        Returns a remark if the device is the reason why there are none.
+        """
+        if self.blueprint.tasks or len(self.blueprint.segments) == 1 or any(rung.uncaptured for rung in rungs):
+            return []
+        if not (why := self.device.ungated):
+            try:
+                for rung in rungs:
+                    rung.add_gates()
+                return []
+            except Exception as error:  # drivers raise kinds of their own; without gates the host starts every segment
+                why = first_line(error)
+                for rung in rungs:
+                    rung.remove_gates()
+        return [] if why == NO_STOPS else [f"the host starts every segment, as there are no gates: {why}"]
+
     def assembled(self, free_before: int) -> DeviceModel:
         """Capture a prepared model at every batch size; *free_before*: free device memory before opening, in bytes."""
         rungs = [self.rung(rows) for rows in rung_sizes(self.blueprint)]
         for rung in rungs:
             if rung.rows in self.blueprint.like and (why := captured_on_parts(self.device, rung)):
                 log.warning("batches of %d rows run on no part of their device: %s", rung.rows, why)
+        for remark in self.gate(rungs):
+            log.warning("%s", remark)
         self.device.finish()
         used_bytes = max(self.weights.bytes, free_before - self.device.memory()[0])
         return self.model(rungs, memory_bytes=used_bytes)

@@ -243,10 +243,9 @@ class ModelPreparation:
         """The model as it will be served, with measured times of every batch size."""
         pieces, sizes, tasks = self.model.opened(blueprint), rung_sizes(blueprint), len(blueprint.tasks)
         rungs = [pieces.rung(rows) for rows in sizes]
-        segment_times = {
-            rung.rows: tuple(rung.timed(index) for index in range(len(blueprint.segments))) for rung in rungs
-        }
         likeness = self._likeness(rungs, pieces.weights.bytes)
+        self.remarks += pieces.gate(rungs)
+        segment_times = {rung.rows: rung.segment_times() for rung in rungs}
         if tasks:  # not mergeable, as tensors at its cuts have rows of several tasks; only captured shapes are run
             times_s = round_times(segment_times, blueprint.max_batch, tasks)
             return pieces.model(rungs, times_s=times_s, like=likeness, mergeable=False)

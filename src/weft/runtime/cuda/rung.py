@@ -9,13 +9,17 @@ of the first; ``copy_before_overwrite`` copies those that are still needed.
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from math import prod
+from typing import Any
 
 from weft.models.element_types import numpy_dtype
 from weft.runtime.cuda.device import Device, Tensor, aligned_offsets
+from weft.runtime.cuda.gates import NEVER_STOPPED, REFUSED, Computed, GateMemory, SegmentSpan
 from weft.runtime.cuda.segments import DeviceSegment, Runnable
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
@@ -36,6 +40,27 @@ class DeviceValues:
     def onward(self, tensors: dict[str, Tensor]) -> DeviceValues:
         """The values of the same batch after another segment: *tensors*."""
         return DeviceValues(self.rung, self.rows, tensors)
+
+
+class GatedLaunch:
+    """Several segments of a batch that were launched at once."""
+
+    def __init__(
+        self,
+        segments: int,
+        taken: Sequence[DeviceValues],
+        values_after: Callable[[int], DeviceValues],
+        ended: Computed,
+    ) -> None:
+        """taken: the values that it began with, unless they are inputs.
+
+        values_after: returns the values of the batch, in the memory of the rung, after a number of its segments.
+        """
+        self.segments, self.taken, self.values_after, self.ended = segments, taken, values_after, ended
+        self.computed: int | None = None
+        """How many segments were computed; None until the end is noted (``Rung.note_end``)."""
+        self.left: DeviceValues | None = None
+        """The values of the batch if a gate ended the launch behind a segment."""
 
 
 class Rung:
@@ -63,6 +88,16 @@ class Rung:
         self._allocate(instances, feed)
         self._runs = {WHOLE: [self._capture_or_run(index, segment) for index, segment in enumerate(instances)]}
         """Part -> for each segment, the function that runs it on that part."""
+        self._part_devices = {WHOLE: device}
+        self._gate_memory: GateMemory | None = None
+        self._gated: dict[int, Any] = {}
+        """Part -> the graph of all segments with gates; empty if the rung has no gates."""
+        self.lock = threading.Lock()
+        """Held while a launch with gates is made, and while its end is noted: both change whose values the memory
+        holds, and a launch must have copied away exactly what the launches of its generation leave."""
+        self._generation = 0  # launches that gates have ended, as far as is known
+        self._under_way: deque[GatedLaunch] = deque()
+        """Launches whose ends were not noted, in the order of the device."""
 
     def _allocate(self, segments: Sequence[DeviceSegment], feed: Mapping[str, Array]) -> None:
         """Run once to learn the shapes, and allocate memory for them."""
@@ -115,6 +150,103 @@ class Rung:
             del self._bound[bound_before:]  # the new sessions, which take memory
             raise
         self._runs |= part_runs
+        self._part_devices |= dict(enumerate(parts, 1))
+
+    # Gates
+
+    @property
+    def gated(self) -> bool:
+        """Whether several segments can be launched at once, with gates between them."""
+        return bool(self._gated)
+
+    def add_gates(self) -> None:
+        """Join the captured segments of every part to one graph with gates; raises if that is impossible."""
+        memory = self._device.gate_memory(len(self.tensors))
+        graphs = {part: self._part_devices[part].gated(memory, runs) for part, runs in self._runs.items()}
+        self._gate_memory, self._gated = memory, graphs
+
+    def remove_gates(self) -> None:
+        """Free the graphs with gates."""
+        self._gate_memory, self._gated = None, {}
+
+    def launch(
+        self,
+        span: tuple[int, int],
+        slot: int,
+        values: DeviceValues,
+        taken: Sequence[DeviceValues],
+        values_after: Callable[[int], DeviceValues],
+    ) -> GatedLaunch:
+        """Launch segments of a batch on the part of the calling thread's lane; *lock* is held.
+
+        span: index of the first segment, and of the one behind the last. slot: of the stop table. values: those of the
+        batch; what is elsewhere than in the rung's memory is copied there before the first segment, if that is
+        computed. taken, values_after: as for ``GatedLaunch``.
+        """
+        assert self._gate_memory is not None
+        first, end = span
+        sources = {name: tensor for name, tensor in values.tensors.items() if tensor is not self.tensors[name]}
+        computed_names = [name for segment in self._segments[first:end] for name in segment.spec.outputs]
+        for name in (*sources, *computed_names):
+            self.copy_before_overwrite(name, taken)
+        rows = values.rows
+        copies = [(self.rows_of(self.tensors[name], rows), self.rows_of(sources[name], rows)) for name in sources]
+        graph = self._gated.get(self._device.part, self._gated[WHOLE])
+        ended = self._gate_memory.launch(graph, SegmentSpan(first, end, slot, self._generation), copies)
+        launch = GatedLaunch(end - first, taken, values_after, ended)
+        self._under_way.append(launch)
+        return launch
+
+    def note_end(self, launch: GatedLaunch) -> int:
+        """Note that a launch has ended, and so those before it; returns how many segments it computed.
+
+        *lock* is held.
+        """
+        while launch.computed is None:
+            self._note_first_end()
+        return launch.computed
+
+    def note_ends(self) -> None:
+        """Note that all launches have ended."""
+        with self.lock:
+            while self._under_way:
+                self._note_first_end()
+
+    def _note_first_end(self) -> None:
+        """Note the end of the oldest launch; if a gate ended it, those behind it are refused."""
+        launch = self._under_way.popleft()
+        count = launch.ended()
+        launch.computed = 0 if count == REFUSED else count
+        if count in (REFUSED, launch.segments):
+            return
+        self._generation += 1
+        if count:
+            launch.left = launch.values_after(count)
+            self.own(launch.left)
+        # Nothing is or will be overwritten by launches that compute nothing: what they began with stays where it was.
+        for idle in self._under_way if count else (launch, *self._under_way):
+            for values in idle.taken:
+                self.own(values)
+
+    def segment_times(self) -> tuple[float, ...]:
+        """Seconds of each segment on the whole device; with gates, together as long as all of them in one launch."""
+        times_s = tuple(self.timed(segment) for segment in range(self.segments))
+        if not self.gated:
+            return times_s
+        longer = max(1.0, self._timed_gated() / max(1e-9, sum(times_s)))
+        return tuple(duration_s * longer for duration_s in times_s)
+
+    def _timed_gated(self) -> float:
+        """Seconds of all segments in one launch, on the whole device."""
+
+        def run() -> None:
+            with self.lock:
+                values = DeviceValues(self, self.rows, {})
+                self.launch((0, self.segments), NEVER_STOPPED, values, (), lambda _: values)
+
+        duration_s = self._device.timed(run)
+        self.note_ends()
+        return duration_s
 
     @property
     def segments(self) -> int:
@@ -157,6 +289,12 @@ class Rung:
     def set_owner(self, name: str, values: DeviceValues) -> None:
         """Record that the content of the tensor *name* now belongs to *values*."""
         self._owners[name] = weakref.ref(values)
+
+    def own(self, values: DeviceValues) -> None:
+        """Record for all of a batch's tensors in the rung's memory that their content belongs to it."""
+        for name, tensor in values.tensors.items() if values.rung is self else ():
+            if tensor is self.tensors[name]:
+                self.set_owner(name, values)
 
     def clear(self, names: Collection[str]) -> None:
         """Fill the tensors of these names with zeros, in the order of the lane's work."""

@@ -52,9 +52,6 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     pieces = OpenPieces(device, cut_blueprint, dict(zip(specs, segments, strict=True)), segments[0].weights)
     # The largest first, so that the graphs of smaller ones use its scratch memory instead of adding to it.
     rungs = [pieces.rung(rows) for rows in reversed(sizes)][::-1]
-    times_s = {rung.rows: tuple(rung.timed(index) for index in range(len(specs))) for rung in rungs}
-    # A batch takes as long as the next larger size that was compiled.
-    by_rows_s = {rows: next(times_s[size] for size in sizes if size >= rows) for rows in range(1, sizes[-1] + 1)}
     mergeable = blueprint.batchable and len(specs) > 1 and all(rung.same_rows() for rung in rungs)
     if exits and not mergeable:
         raise ModelError("compiled, what crosses its exits is not one row per sample")
@@ -63,6 +60,10 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     if options.shares:
         with Allowance(options.learn_s) as allowance:
             like = measure_likeness(device, rungs, pieces.weights.bytes, allowance, remarks)
+    remarks += pieces.gate(rungs)
+    times_s = {rung.rows: rung.segment_times() for rung in rungs}
+    # A batch takes as long as the next larger size that was compiled.
+    by_rows_s = {rows: next(times_s[size] for size in sizes if size >= rows) for rows in range(1, sizes[-1] + 1)}
     used_bytes = max(0, free_bytes - device.memory()[0])
     changes = {"times_s": by_rows_s, "like": like, "mergeable": mergeable, "memory_bytes": used_bytes}
     model = pieces.model(rungs, **changes)

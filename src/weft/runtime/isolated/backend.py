@@ -32,6 +32,11 @@ class WatchedRun(Protocol):
 
     over: bool
 
+    @property
+    def waits(self) -> bool:
+        """Whether it waits behind a step that has not ended."""
+        ...
+
     def request_stop(self) -> None:
         """Ask the step to stop, once more."""
         ...
@@ -62,7 +67,8 @@ class KillTimer:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="kill timer", daemon=True)
                 self._thread.start()
-            self._changed.notify()
+            if len(self._due) == 1:  # else an earlier check is due first
+                self._changed.notify()
 
     def close(self) -> None:
         with self._changed:
@@ -86,10 +92,11 @@ class KillTimer:
                 continue
             if last:
                 run.kill(f"a step was told to stop and had not {self._kill_s:g} s later")
-            else:
-                run.request_stop()
-                with self._changed:
-                    self._schedule_check(run, last=True)
+                continue
+            run.request_stop()
+            is_first = not run.waits  # else its grace period has not begun
+            with self._changed:
+                self._schedule_check(run, last=is_first)
 
     def _next(self) -> tuple[WatchedRun, bool] | None:
         """Wait for the next run to check, and whether that is its last check; None after ``close``."""

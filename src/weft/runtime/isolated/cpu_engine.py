@@ -15,6 +15,7 @@ from weft.runtime.isolated.packets import KEPT_BYTES
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.lane import IDLE_S, CpuLane, ScratchMemory
 from weft.runtime.onnxruntime_cpu.preparing import prepare
+from weft.runtime.tensors import Array
 
 
 class CpuEngineLane(CpuLane):
@@ -22,6 +23,9 @@ class CpuEngineLane(CpuLane):
 
     def move(self, leaving: Sequence[Any], coming: Any) -> None:
         """Do nothing: models on the cores stay in memory."""
+
+    def gate(self, slot: int) -> None:
+        """Do nothing: models on the cores have no gates."""
 
     def register_buffer(self, memory: Any) -> None:
         """Do nothing: the cores read any memory."""
@@ -44,6 +48,9 @@ class CpuEngine:
         if not learn:
             allowance.stop()  # a model that needs trial runs then raises ``NotLearned``
         return prepare(path, options, cache, learn=learn, allowance=allowance)
+
+    def use_stops(self, stops: Array) -> None:
+        """Do nothing: steps on the cores are stopped between two nodes."""
 
     def lane(self, index: int) -> CpuEngineLane:
         return CpuEngineLane(index, time.monotonic_ns, scratch=self._scratch)
@@ -69,6 +76,7 @@ class CpuEngine:
 class CpuEngineKind:
     """The cores, for which workers need no files, programs or variables."""
 
+    gates = False
     variables: tuple[str, ...] = ()
 
     def make(self, name: str) -> WorkerEngine:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from weft.runtime.backend import DeviceLane, LoadedModel, LoadOptions
 from weft.runtime.client_memory import Borrowed, LendingTerms
+from weft.runtime.tensors import Array
 
 
 class EngineLane(DeviceLane, Protocol):
@@ -15,6 +16,10 @@ class EngineLane(DeviceLane, Protocol):
 
     def stop(self, step: int) -> None:
         """Stop the step of this number, counted from 1, if it is the last step and can be stopped."""
+        ...
+
+    def gate(self, slot: int) -> None:
+        """Use a slot of the stop table for the next step, whose model has gates; 0: the step is never stopped."""
         ...
 
     def move(self, leaving: Sequence[Any], coming: Any) -> None:
@@ -37,6 +42,10 @@ class WorkerEngine(Protocol):
     """Whether a step is computed on the thread that starts it."""
     kept_bytes: int
     """Buffers for tensors larger than this are freed after the step that they were created for."""
+
+    def use_stops(self, stops: Array) -> None:
+        """Use this stop table, which the server writes to, for the gates of all models; called before the first."""
+        ...
 
     def open(self, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> LoadedModel:
         """Open a model, from the folder *cache* if that has it; ``NotLearned`` if it does not and *learn* is False."""
@@ -71,6 +80,8 @@ class DeviceFiles(NamedTuple):
 class EngineKind(Protocol):
     """What worker processes of a kind of device need; *name*: the device, such as ``cuda:0``."""
 
+    gates: bool
+    """Whether models may have gates, so that workers get a stop table."""
     variables: tuple[str, ...]
     """Environment variables of the server that workers get in addition to those that all workers have."""
 

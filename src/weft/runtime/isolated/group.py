@@ -341,6 +341,7 @@ class WorkerGroup:
             carrier=resources.carrier,
             watch=resources.watch,
             died=self._handle_death,
+            gates=kind.gates,
         )
 
     def _models(self) -> list[KeptModel]:
@@ -402,6 +403,9 @@ class WorkerGroup:
         text = process.call("open", file.number, str(file.path), options, cache, file.learn)
         try:
             description = ModelDescription.model_validate_json(text)
+            if description.timing.gated and process.stops is None:
+                process.kill("it claims gates that it cannot have")
+                raise ModelError(f"{file.path}: its worker claims gates that it cannot have")
             process.residency.add(file.number, description.residency.moving_bytes, description.residency.memory_bytes)
             return description
         except ValidationError as error:

@@ -75,6 +75,7 @@ class StepReport(NamedTuple):
     outputs: Any
     """For each part of the batch: the number of the values that the worker keeps, and the descriptions of answers."""
     problem: Any  # the error as ``encode_error`` returns it, or None
+    computed: Any  # how many segments were computed, if a gate ended the step; else None
     source: Any
     """The bytes of the tensors; valid until the next step, or the next report if they came in the packet."""
     weight: int
@@ -141,13 +142,13 @@ class LaneLine:
         head, tensors, files = self.line.receive(wait=False)
         try:
             # place: 0 if the tensors are in the packet, else in the shared memory of slot place - 1.
-            kind, number, began, ended, outputs, place, problem = head
+            kind, number, began, ended, outputs, place, problem, computed = head
             if kind == "over" and not (place or files):
-                return StepReport(number, began, ended, outputs, problem, source=tensors, weight=0)
+                return StepReport(number, began, ended, outputs, problem, computed, source=tensors, weight=0)
             if kind != "over" or len(files) > 1 or place not in range(1, self._slots + 1):
                 raise Garbled(f"{kind!r} with {len(files)} files is no message of a lane")
             source, weight = self._reply_memory(place, files), _decoding_cost(outputs)
-            return StepReport(number, began, ended, outputs, problem, source, weight)
+            return StepReport(number, began, ended, outputs, problem, computed, source, weight)
         finally:
             if files:
                 packets.close_all(files)  # the files that no report took over

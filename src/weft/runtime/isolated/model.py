@@ -55,6 +55,7 @@ class IsolatedModel:
             memory_bytes, residency.moving_bytes, residency.return_s, group=group, number=self.number
         )
         self.remarks = (*description.remarks, f"runs in a worker process ({group.name})")
+        self.gated = self.timing.gated
         self._last_segment = len(description.segments) - 1
         exits = description.exits.specs if description.exits else ()
         self._exit_outputs = {spec.segment: spec.output for spec in exits}
@@ -83,15 +84,20 @@ class IsolatedModel:
     def onward(self, step: Step) -> int:
         """How many outputs the next step can be queued with before *step* has ended; 0 at exits and at the end."""
         segment = step.segment
-        if segment == self._last_segment or segment in self._exit_outputs:
+        if self.gated or segment == self._last_segment or segment in self._exit_outputs:
             return 0
         return 1 if segment == 0 or self.batching.mergeable else len(step.parts)
 
-    def check(self, segment: int, rows: int, outputs: Sequence[StepOutput]) -> None:
-        """Raise ``Garbled`` if a worker reports *outputs* that a segment cannot have for *rows* rows.
+    def check(self, step: Step, computed: int | None, outputs: Sequence[StepOutput]) -> None:
+        """Raise ``Garbled`` if a worker reports *outputs* that a step cannot have; *computed*: as in ``StepEnd``.
 
         Otherwise, at exits and at the end, count a success for the circuit breaker.
         """
+        if computed == 0:
+            if outputs:
+                raise Garbled("a result of no segment")
+            return
+        segment, rows = step.segment + (step.segments if computed is None else computed) - 1, step.rows
         is_last, is_exit = segment == self._last_segment, segment in self._exit_outputs
         # Name of each answer that is due -> its type, which the description does not have for exits.
         expected = self._output_types if is_last else {self._exit_outputs[segment]: None} if is_exit else {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import select
 import threading
 import time
@@ -32,6 +33,7 @@ from weft.runtime.isolated.model_description import decode_error
 from weft.runtime.isolated.packets import Garbled, Packet, TensorLayout
 from weft.runtime.isolated.residency import Residency
 from weft.runtime.isolated.spawning import Child, ended_by
+from weft.runtime.isolated.stop_table import StopTable
 
 log = logging.getLogger("weft.workers")
 
@@ -54,6 +56,9 @@ MOST_BORROWED = 200
 UNBOUNDED_BYTES = 1 << 62
 """The memory budget of a device for which no limit is set."""
 
+RETURNING_S = 10.0
+"""Seconds in which any model was brought back to a device's memory; a step that was stopped waits for that."""
+
 PARTS_BITS = 20
 """Kept values have the number of their step, shifted left by these bits, plus the index of their part in the batch."""
 
@@ -65,6 +70,8 @@ class WorkerModel(Protocol):
     """The members of a model that ``WorkerProcess`` uses."""
 
     number: int
+    gated: bool
+    """Whether its steps have gates, at which they are stopped through the stop table."""
 
     @property
     def breaker(self) -> Breaker | None:
@@ -75,8 +82,8 @@ class WorkerModel(Protocol):
         """How many outputs the next step can be queued with before *step* has ended; 0 if it must wait for the end."""
         ...
 
-    def check(self, segment: int, rows: int, outputs: Sequence[StepOutput]) -> None:
-        """Raise ``Garbled`` if a segment cannot have these outputs."""
+    def check(self, step: Step, computed: int | None, outputs: Sequence[StepOutput]) -> None:
+        """Raise ``Garbled`` if a step cannot have these outputs; *computed*: as in ``StepEnd``."""
         ...
 
     def failed(self) -> None:
@@ -107,7 +114,7 @@ class WorkerRun:
 
     __slots__ = (
         "_ended", "began", "evicted", "first_number", "is_movable", "lane", "model", "number", "onward", "over", "step",
-        "worker",
+        "stop_slot", "worker",
     )  # fmt: skip
     error: Exception | None = None  # known only at its end
 
@@ -126,6 +133,8 @@ class WorkerRun:
         """Whether its model may be evicted from a device."""
         if self.is_movable:
             worker.residency.begin(model.number)
+        self.stop_slot = worker.stops.take() if model.gated and worker.stops else 0
+        """Its slot of the stop table; 0: it has none."""
         self.first_number = number << PARTS_BITS
         """The first of the numbers under which the worker keeps the values of the step, one for each part."""
         self.onward: list[StepOutput] | None = None  # see ``StartedStep``
@@ -137,14 +146,24 @@ class WorkerRun:
         if not self.over:
             self.worker.halt(self)
 
+    @property
+    def waits(self) -> bool:
+        """Whether it cannot end yet: an earlier step of its lane has not, or its model is being brought back."""
+        is_returning = self.evicted is not None and self.worker.now() - self.began < RETURNING_S * 1e9
+        return is_returning or self.worker.oldest_run(self.lane) is not self
+
     def give_way(self) -> None:
         """Lower the priority of the worker's thread that runs the step."""
         if not self.over:
             self.worker.notify(["give_way", self.number])
 
     def request_stop(self) -> None:
-        """Ask the worker to stop the step."""
-        self.worker.notify(["halt", self.number])
+        """Ask the worker, or its device, to stop the step."""
+        if not self.model.gated:
+            self.worker.notify(["halt", self.number])
+        elif (slot := self.stop_slot) and self.worker.stops:
+            # If the step ends meanwhile, the next one with this slot is stopped for nothing, and started again.
+            self.worker.stops.stop(slot)
 
     def kill(self, why: str) -> None:
         """Kill the worker because of this step."""
@@ -156,6 +175,9 @@ class WorkerRun:
         if callback is None:
             return
         self.step, self.onward = _NO_STEP, None  # the callback may free its values
+        if (slot := self.stop_slot) and self.worker.stops:
+            self.stop_slot = 0
+            self.worker.stops.release(slot)
         if self.is_movable:
             self.worker.residency.end(self.model.number)
         try:
@@ -191,12 +213,13 @@ class WorkerProcess:
         carrier: Executor,
         watch: Callable[[WorkerRun], None],
         died: Callable[[WorkerProcess, set[WorkerModel]], None],
+        gates: bool = False,
     ) -> None:
         """Start the process, on the *spawner*'s one thread, by *fork*.
 
         name: of its group, for the log. scratch: its temporary folder. carrier: a thread pool that copies large
         tensors. watch: called with steps that were asked to stop. died: called with this and the models that are
-        suspected of its death, on the thread that reads its packets.
+        suspected of its death, on the thread that reads its packets. gates: whether it gets a stop table.
         """
         self.name, self.now, self.number = name, now, next(self._numbers)
         self.readable = frozenset(confinement.readable)
@@ -220,11 +243,15 @@ class WorkerProcess:
         self._blamed: WorkerRun | None = None  # the step that is that reason, if one is
         self._idle: threading.Event | None = None
         """Set when no step runs any more; the thread that drains the worker waits for it."""
+        self.stops = StopTable() if gates else None
+        """Through it, steps are stopped at gates; a table of its own, as slots are used while their steps run."""
         self._line, worker_end = packets.pair()
         try:
             self.process = spawner.submit(fork, worker_end.fileno(), confinement, scratch).result()
         finally:
             worker_end.close()
+        if self.stops is not None:
+            self._send_stops(self.stops)
         self._reader = threading.Thread(target=self._read_packets, name=f"worker-{self.number}", daemon=True)
         try:
             spawner.submit(self._reader.start).result()  # a thread inherits its starter's priority
@@ -233,6 +260,14 @@ class WorkerProcess:
             self.process.wait()
             self._line.close()
             raise
+
+    def _send_stops(self, stops: StopTable) -> None:
+        """Send the worker its stop table, before anything else."""
+        try:
+            with contextlib.suppress(OSError):  # the worker has died, which the reader finds out
+                self._line.send(["stops"], files=[stops.file], wait=False)
+        finally:
+            os.close(stops.file)
 
     @property
     def pid(self) -> int:
@@ -300,7 +335,7 @@ class WorkerProcess:
             freed = self._pop_freed() if self._freed else ()
             # As ``StepMessage`` names them.
             head = ["run", run.number, model, step.segment, parts, step.rows, shared, freed]
-            head += (run.first_number, run.onward is not None, terms, run.evicted)
+            head += (run.first_number, run.onward is not None, terms, run.evicted, step.segments, run.stop_slot)
             self._lane_line(run.lane).send(head, layout, files)
             if lenders:
                 self.lend(lenders)
@@ -373,6 +408,11 @@ class WorkerProcess:
         """Take a step off the register of running steps; None if it was removed before."""
         with self._lock:
             return self._runs.pop(number, None)
+
+    def oldest_run(self, lane: IsolatingLane) -> WorkerRun | None:
+        """The step of a lane that runs, or is the next to run."""
+        with self._lock:
+            return next((run for run in self._runs.values() if run.lane is lane), None)
 
     def halt(self, run: WorkerRun) -> None:
         """Ask a step to stop, and start its grace period."""
@@ -589,16 +629,19 @@ class WorkerProcess:
                 self.residency.failed(run.model.number, run.evicted)
             run.model.failed()
             return StepEnd(began, ended, error=error)
+        computed, segments = report.computed, run.step.segments
+        if computed is not None and not (run.model.gated and type(computed) is int and 0 <= computed < segments):
+            raise Garbled(f"{computed!r} of {segments} segments were computed")
         # Values that the next step may refer to already have a handle; number 0: the worker keeps no values.
         promised = {output.values.number: output.values for output in run.onward} if run.onward else {}
         outputs: list[StepOutput] = []
         for number, answers in report.outputs:
             values = (promised.get(number) or HeldValues(self, int(number), run.model.number)) if number else {}
             outputs.append(StepOutput(values, packets.restore(answers, report.source, copied=True)))
-        run.model.check(run.step.segment, run.step.rows, outputs)
+        run.model.check(run.step, computed, outputs)
         if run.evicted is not None:
             self.residency.confirm(run.model.number, run.evicted)
-        return StepEnd(began, ended, outputs)
+        return StepEnd(began, ended, outputs, computed=computed)
 
     def _handle_reply(self, key: int, result: Any, problem: Any) -> None:
         """Pass the reply of call *key* to the thread that waits for it; *problem*: its error as it is sent, or None."""

@@ -30,6 +30,7 @@ from weft.runtime.isolated.confinement import Confinement, call_yourself, confin
 from weft.runtime.isolated.engine import WorkerEngine
 from weft.runtime.isolated.model_description import description, encode_error
 from weft.runtime.isolated.packets import Line, Packet, close_all
+from weft.runtime.isolated.stop_table import map_stops
 from weft.runtime.isolated.worker_lane import WorkerLane
 from weft.runtime.metadata import CPU
 
@@ -107,6 +108,8 @@ class ModelWorker:
             self.free(*arguments)
         elif kind == "take_back":
             self._close_region(*arguments)
+        elif kind == "stops":
+            self.engine.use_stops(map_stops(packet.files[0]))
         elif kind == "lane":
             self._accept_lane(*arguments, file=packet.files[0])
         elif kind == "call":

@@ -60,6 +60,8 @@ class StepMessage(NamedTuple):
     onward: bool  # whether the next step may refer to its values before this one has ended
     lent: list[Any]  # ``LendingTerms`` of the clients' regions that the worker has to open for it
     evicted: list[int] | None  # models to evict before it, to bring back its own; None: that is in memory
+    segments: int  # how many segments it covers
+    stop_slot: int  # of the stop table, if its model has gates; 0: it is never stopped
     slot: int  # number of the lane's buffers that it uses
     file_count: int  # how many files the server sent with the packet
 
@@ -182,7 +184,10 @@ class WorkerLane:
                 raise InterruptedError("stopped before it began")
             self._steps += 1
             end = _EndAfterValues(partial(self._report_end, job), stored=not message.onward)
-            step, model = Step(message.segment, batch, message.rows), self._worker.models[message.model]
+            model = self._worker.models[message.model]
+            if model.timing.gated:
+                self._lane.gate(message.stop_slot)
+            step = Step(message.segment, batch, message.rows, message.segments)
             started = model.start(step, self._lane, end.report, here=self._engine.here)
             if message.onward and started.onward is not None:
                 for index, output in enumerate(started.onward):
@@ -286,7 +291,8 @@ class WorkerLane:
         is_inline = layout.size <= packets.INLINE_BYTES
         # 0: tensors are in the packet; else in the shared memory of slot place - 1.
         place = 0 if is_inline else job.slot + 1
-        head = ["over", job.run, end.began, end.ended, outputs, place, problem]  # as ``receive_report`` unpacks it
+        # As ``receive_report`` unpacks it.
+        head = ["over", job.run, end.began, end.ended, outputs, place, problem, end.computed]
         if is_inline:
             self._line.send(head, layout.padded_pieces(), wait=True)
             return
