@@ -687,7 +687,7 @@ def measure_worker(result: dict[str, Any]) -> None:
 
     device = os.environ.get("WEFT_GATES_DEVICE", "cuda:0")
     programs = (HEAVY, URGENT) if device == "cuda:0" else (SMALL, SMALL._replace(name="urgent"))
-    backend = DeviceBackend(device, WorkerLimits(kill_s=20.0), None)
+    backend = DeviceBackend(device, WorkerLimits(kill_s=20.0, gates=True), None)
     try:
         with tempfile.TemporaryDirectory() as folder:
             models = []

@@ -363,7 +363,7 @@ def test_control_flow_runs_on_the_cpu(gpu: Any, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[DeviceBackend]:
-    found = DeviceBackend("cuda:0", WorkerLimits())
+    found = DeviceBackend("cuda:0", WorkerLimits(gates=True))
     yield found
     found.close()
 

@@ -274,6 +274,11 @@ class ExecutionSettings:
     """
     device_memory_bytes: Annotated[Bytes | None, machine(shown="no limit")] = None
     """Limit on the device memory of all loaded models together, as 20g."""
+    gates: Annotated[StrictBool, machine("--gates/--no-gates")] = False
+    """Start whole batches on a GPU, and stop them between two segments for more urgent ones.
+
+    ([Gates](gpu.md#gates), experimental.)
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -628,7 +633,7 @@ def _check_combinations(config: ServerConfig) -> None:
 def _check_device(execution: ExecutionSettings, isolation: str) -> None:
     """Refuse settings that need a device if none is set, and isolation if a device is set; InputError."""
     if execution.device is None:
-        for name, default in (("precision", "fp32"), ("device_memory_bytes", None)):
+        for name, default in (("precision", "fp32"), ("device_memory_bytes", None), ("gates", False)):
             if getattr(execution, name) != default:
                 raise InputError(f"{name} = {getattr(execution, name)} needs a device; set device, or leave it out")
     elif isolation != "threads":

@@ -75,7 +75,7 @@ def backend_of(config: ServerConfig) -> Backend:
     """Open the backend of a server; InputError if this machine does not have it."""
     limits, execution = limits_of(config.workers), config.execution
     if execution.device is not None:  # its worker has all models, wherever in the repository they are
-        limits = replace(limits, folders=_folders(config.loading.models))
+        limits = replace(limits, folders=_folders(config.loading.models), gates=execution.gates)
         return on_device(execution.device, limits, execution.device_memory_bytes)
     return make_backend(execution.backend, limits)
 

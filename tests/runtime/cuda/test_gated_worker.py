@@ -55,7 +55,7 @@ def wide_chain(path: Path, layers: int = 8, width: int = 768) -> Path:
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[DeviceBackend]:
-    found = DeviceBackend(TWIN, WorkerLimits(kill_s=600.0), 1 << 30)
+    found = DeviceBackend(TWIN, WorkerLimits(kill_s=600.0, gates=True), 1 << 30)
     yield found
     found.close()
 
@@ -181,7 +181,7 @@ def test_a_batch_that_waits_between_two_segments_is_lost_with_its_worker_and_beg
 
 
 def test_a_device_without_gates_says_so_and_is_served_segment_by_segment(tmp_path: Path) -> None:
-    one = DeviceBackend(UNCUT_TWIN, WorkerLimits(), 1 << 30)
+    one = DeviceBackend(UNCUT_TWIN, WorkerLimits(gates=True), 1 << 30)
     model = one.open(wide_chain(tmp_path / "wide.onnx", 3, 16), OPTIONS, tmp_path / "cache")
     assert not model.timing.gated and len(model.segments) > 1
     (remark,) = [remark for remark in model.remarks if "gates" in remark]

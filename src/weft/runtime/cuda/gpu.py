@@ -45,6 +45,8 @@ from weft.runtime.cuda.torch_types import TYPES, as_torch
 from weft.runtime.tensors import Array
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2")  # 8 MiB for each session, not 64, and no slower
+# torch 2.11 looks up the user's name when it reads a program, which a confined process may not do.
+os.environ.setdefault("LOGNAME", str(os.getuid()))
 ort.set_default_logger_severity(4)  # errors are raised; the log would repeat them
 
 with suppress(NoPartitions):

@@ -9,6 +9,7 @@ writing it.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -148,6 +149,12 @@ class RegisteredStops:
         except RuntimeError as error:
             raise NoGates(f"the stop table cannot be registered: {error}") from error
         self.address = int(address)
+        weakref.finalize(self, _unregister, driver, stops).atexit = False
+
+
+def _unregister(driver: Any, stops: Array) -> None:
+    """Take the stop table back from the driver, before its memory is unmapped."""
+    driver.cuMemHostUnregister(stops.ctypes.data)
 
 
 class GpuGateMemory:

@@ -22,7 +22,7 @@ PRODUCTS = "products"
 """The name of the operator among steps."""
 
 
-class _Product(NamedTuple):
+class _BiasedProduct(NamedTuple):
     """A product with a weight, and the addition of a bias to it, if there is one."""
 
     product: TorchStep
@@ -45,7 +45,7 @@ def with_merged_products(
     """
     reads = Counter([*outputs, *(name for step in steps for name in step.arguments if isinstance(name, Name))])
     readers: dict[str, TorchStep] = {name: step for step in steps for name in step.arguments if reads[name] == 1}
-    groups: dict[tuple[Any, ...], list[_Product]] = {}
+    groups: dict[tuple[Any, ...], list[_BiasedProduct]] = {}
     for step in steps:
         if (product := _product_at(step, readers, reads, weights)) is not None:
             weight = weights[product.weight]
@@ -67,7 +67,7 @@ def with_merged_products(
 
 def _product_at(
     step: TorchStep, readers: Mapping[str, TorchStep], reads: Mapping[str, int], weights: Mapping[str, Array]
-) -> _Product | None:
+) -> _BiasedProduct | None:
     """The product that *step* computes, if it multiplies a computed tensor by a matrix that only it reads; else None.
 
     readers: tensor -> the step that reads it, for tensors that are read once. reads: how often each tensor is read.
@@ -81,11 +81,11 @@ def _product_at(
     if addition is not None and addition.operator == "Add":
         bias = next((name for name in addition.arguments if name != step.outputs[0]), "")
         if bias in weights and weights[bias].shape == weights[weight].shape[1:] and reads[bias] == 1:
-            return _Product(step, weight, addition, bias)
-    return _Product(step, weight)
+            return _BiasedProduct(step, weight, addition, bias)
+    return _BiasedProduct(step, weight)
 
 
-def _merged(group: Sequence[_Product], weights: MutableMapping[str, Array]) -> TorchStep:
+def _merged(group: Sequence[_BiasedProduct], weights: MutableMapping[str, Array]) -> TorchStep:
     """The step that computes all products of a group; adds its weight, and its bias if they have any, to *weights*."""
     first = group[0]
     names = [Name(f"{first.weight}:merged")]

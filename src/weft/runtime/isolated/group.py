@@ -341,7 +341,7 @@ class WorkerGroup:
             carrier=resources.carrier,
             watch=resources.watch,
             died=self._handle_death,
-            gates=kind.gates,
+            gates=kind.gates and limits.gates,
         )
 
     def _models(self) -> list[KeptModel]:

@@ -24,6 +24,8 @@ class WorkerLimits:
     """A folder in the cache that workers may read, and only the server writes to."""
     device_memory_bytes: int | None = None
     """Memory of a device that all models together may hold; models that do not fit are evicted in turns."""
+    gates: bool = False
+    """Whether models get gates where the device can have them, so that workers get a stop table."""
 
 
 class WorkerCounts(NamedTuple):
