@@ -106,6 +106,15 @@ def test_what_waits_on_a_lane_gives_way_to_what_comes_first_by_the_plan():
     assert [stream for stream, *_ in pieces(ran)] == [0, 2, 1]
 
 
+def test_the_next_batch_is_queued_shortly_before_the_end_of_the_one_that_runs():
+    """Several of one model wait, of which one at a time is offered."""
+    orders = tuple(Order(0, 0, 100 * MS) for _ in range(3))
+    host, _ = on_gpu("streams", replace(Load((kind(MS),), orders), gated=True, launch=5))
+    assert [each.times.compute_start for each in host.computed] == [5, MS + 10, 2 * MS + 15]
+    submitted = [when for when, *_ in host.submitted]
+    assert submitted[0] == 0 and all(MS - 300_000 <= when % MS <= MS for when in submitted[1:])
+
+
 @pytest.mark.parametrize(
     ("done", "gate"),
     [(None, (0, 0, 9)), (0, (1, 3, 6)), (2, (1, 1, 6)), (3, (1, 0, 6)), (4, (2, 1, 4)), (9, (3, 0, 0))],
@@ -131,6 +140,11 @@ class GpuHost(SimulatedHost):
         super().__init__(setting, crowd=crowd)
         self.stopped: list[tuple[int, int, int]] = []
         self.computed: list[Completion] = []
+        self.submitted: list[tuple[int, Start]] = []
+
+    def submit(self, start: Start, batch: object = None) -> None:
+        self.submitted.append((self.now(), start))
+        super().submit(start, batch)
 
     def stop(self, stream: int, query: int) -> None:
         self.stopped.append((self.now(), stream, query))

@@ -191,8 +191,7 @@ class LanePlan:
         at every gate.
         """
         ends = [lane.rest for lane in self._lanes if lane.is_busy]
-        waits = len(self._heads) > self._decisions or not self._decisions
-        return min(self._slack_ends(now), now + min(ends) - SHORT_TICKS + 1 if ends and waits else NO_DEADLINE)
+        return min(self._slack_ends(now), now + min(ends) - SHORT_TICKS + 1 if ends else NO_DEADLINE)
 
     def _slack_ends(self, now: int) -> int:
         """Return when to ask again because a batch is about to lose its slack."""
