@@ -49,6 +49,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "device": ("cuda:1", "cuda:1"),
     "precision": ("fp16", "fp16"),
     "device_memory_bytes": ("7000", 7000),
+    "gates": ("true", True),
     "allow_programs": ("true", True),
     "worker_memory_bytes": ("1000", 1000),
     "worker_kill_s": ("1", 1.0),

@@ -64,6 +64,27 @@ def test_requests_are_answered_from_a_device_one_step_ahead(server: live.Live, f
     assert lanes.ahead == 1 and len(lanes.lanes) == 1
 
 
+def test_with_gates_a_batch_is_one_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "on_device", lambda device, limits, most: DeviceBackend(TWIN, limits, most))
+    path, feeds = folder / "chain" / "1" / "model.onnx", [drawn(1 + seed % 3, seed) for seed in range(24)]
+    with live.running(folder, device="cuda:0", gates=True, policy="edf") as server:
+        slot = server.server.service.library.find("chain")
+        model = slot.served.loaded
+        assert model.timing.gated and len(model.segments) > 1
+        sent, start = [], type(model).start
+
+        def recorded(self: Any, step: Any, *rest: Any, **options: Any) -> Any:
+            sent.append(step)
+            return start(self, step, *rest, **options)
+
+        monkeypatch.setattr(type(model), "start", recorded)
+        with ThreadPoolExecutor(6) as clients:
+            answers = list(clients.map(lambda feed: infer_fp32(server, "chain", feed), feeds))
+    for feed, answer in zip(feeds, answers, strict=True):
+        np.testing.assert_allclose(answer, wanted(path, feed), rtol=1e-4, atol=1e-5)
+    assert sent and all(step.segment + step.segments == len(model.segments) for step in sent)
+
+
 def test_a_device_has_one_worker_for_models_in_many_folders(server: live.Live, folder: Path) -> None:
     groups = server.server.service.library.backend.groups()
     assert str(folder) in device_worker(server).readable and not groups[TWIN]._building

@@ -307,10 +307,12 @@ def test_a_file_may_set_everything_with_paths_from_its_folder(tmp_path):
     assert [type(value) for value in config.scheduling.policy_options.values()] == [float, int, bool]
     defaults = ServerConfig()
     same = [key for key in GROUP_OF if config.value_of(key) == defaults.value_of(key)]
-    assert same == ["pin", "device", "precision", "device_memory_bytes"]  # which cannot go with threads and isolation
+    assert same == ["pin", "device", "precision", "device_memory_bytes", "gates"]  # not with threads and isolation
     assert server(tmp_path, "pin = true").execution.pin is True
-    on_gpu = server(tmp_path, 'device = "cuda:1"\nprecision = "fp16"\ndevice_memory_bytes = 7000').execution
-    assert (on_gpu.device, on_gpu.precision, on_gpu.device_memory_bytes) == ("cuda:1", "fp16", 7000)
+    on_gpu = server(
+        tmp_path, 'device = "cuda:1"\nprecision = "fp16"\ndevice_memory_bytes = 7000\ngates = true'
+    ).execution
+    assert (on_gpu.device, on_gpu.precision, on_gpu.device_memory_bytes) == ("cuda:1", "fp16", 7000) and on_gpu.gates
 
 
 def test_a_file_may_set_nothing(tmp_path):

@@ -83,6 +83,8 @@ def test_a_device_has_one_lane_and_precision_needs_a_device() -> None:
         ServerConfig(precision="fp16")
     with pytest.raises(InputError, match="device_memory_bytes = 1 needs a device"):
         ServerConfig(device_memory_bytes=1)
+    with pytest.raises(InputError, match="gates = True needs a device"):
+        ServerConfig(gates=True)
     with pytest.raises(InputError, match="isolation = process cannot go with device = cuda:0"):
         ServerConfig(device="cuda:0", isolation="process")
     with pytest.raises(InputError, match="device"):
