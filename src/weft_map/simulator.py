@@ -304,7 +304,7 @@ class Chains:
     def next_event(self) -> int:
         return NEVER
 
-    def place(self, stream: int, query: int, layer: int, *, running: bool) -> bool:
+    def place(self, stream: int, query: int, layer: int, *, running: bool, lane: int = -1) -> None:
         raise AssertionError("a SoC has no gates")
 
     def issued(self, candidate: Candidate, step: int) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from weft.base.errors import InvalidStart
 from weft.devices.decoupled import DeviceClocks, LayerTimes
-from weft.engine.lane_plan import LanePlanner
+from weft.engine.lane_plan import LanePlan, LanePlanner
 from weft.engine.lane_queues import LaneQueue, Queued
 from weft.engine.policies.base import NO_DEADLINE, Candidate, Event, LaneState, Policy, Running, Start, View
 
@@ -76,10 +76,11 @@ class Source(Protocol):
         """Account for a candidate issued as number *step*; return its batch, or None in saturated streams."""
         ...
 
-    def place(self, stream: int, query: int, layer: int, *, running: bool) -> bool:
-        """Set up to which layer a batch counts as issued; return whether the batch is still in flight.
+    def place(self, stream: int, query: int, layer: int, *, running: bool, lane: int = -1) -> None:
+        """Set up to which layer a batch counts as issued, unless it was given up.
 
         running: False: it is offered from that layer on, as if it had paused there, although its lane still computes.
+        lane: the number of that lane, where batches stay on their lanes.
         """
         ...
 
@@ -144,6 +145,8 @@ class Engine:
         self._steps = 0
         self._planner: LanePlanner | None = None
         """Set by the first start that covers several layers: from then on events are planned for."""
+        self.plan: LanePlan | None = None
+        """The plan that is being made."""
         self._review_at = NO_DEADLINE
         """When to ask the policy again although nothing has happened."""
 
@@ -222,8 +225,9 @@ class Engine:
         """
         now = self._executor.now()
         device, plan = DeviceClocks.at(now), planner.plan(self._policy, self._executor.queues, now)
+        self.plan = plan
         for batch, on_lane in plan.on_lanes.items():
-            self._source.place(*batch, on_lane.gate.layer, running=False)
+            self._source.place(*batch, on_lane.gate.layer, running=False, lane=on_lane.lane)
         batches: dict[tuple[int, int], object] = {}
         if not plan.takes_more:
             self._preempt()
@@ -245,6 +249,7 @@ class Engine:
             plan.add(start)
             if not start.more:
                 break
+        self.plan = None
         revoked, starts = plan.settle()
         for on_lane in revoked:
             self._source.place(*on_lane.task.batch, on_lane.gate.layer, running=True)

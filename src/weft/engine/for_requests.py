@@ -49,15 +49,21 @@ def request_engine(
     late: the rule for requests that can no longer be on time and are not strict (``lateness``).
     places: how many requests may wait in all queues together.
     """
+
+    def rooms() -> Collection[int]:
+        """Return the lanes that take another layer: by the plan that is being made, where the device has gates."""
+        return engine.plan.rooms() if engine.plan else executor.rooms()
+
     source = Requests(
         policy,
         feed,
         remaining,
         executor.rests,
         executor.abortable,
-        executor.rooms,
+        rooms,
         joined=executor.joined,
         late=late,
         places=places,
     )
-    return RequestEngine(Engine(source, policy, executor), source)
+    engine = Engine(source, policy, executor)
+    return RequestEngine(engine, source)

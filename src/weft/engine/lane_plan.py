@@ -46,6 +46,8 @@ class OnLane:
     """A start on a lane that can be revoked."""
 
     task: Queued
+    lane: int
+    """The number of its lane."""
     gate: NextGate
 
     @property
@@ -115,6 +117,10 @@ class LanePlan:
         """Whether a lane takes another batch."""
         return sum([lane.takes_more for lane in self._lanes]) > len(self._anywhere)
 
+    def rooms(self) -> list[int]:
+        """Return the numbers of the lanes that take another batch."""
+        return [number for number, place in self._numbers.items() if self._lanes[place].takes_more]
+
     def states(self) -> tuple[LaneState, ...]:
         """Return the lanes as the policy sees them, with its decisions so far."""
         return tuple([LaneState(tuple(lane.holds), lane.rest, lane.takes_more) for lane in self._lanes])
@@ -157,7 +163,10 @@ class LanePlan:
         A batch that may go to any lane takes one for which nothing is planned, or the one whose own batch comes last.
         """
         for choice in self._anywhere:
-            lane = max(self._lanes, key=lambda lane: (lane.room > 0, _first(lane), not lane.revocable, -lane.rest))
+            lane = max(
+                self._lanes,
+                key=lambda lane: (lane.takes_more, lane.room > 0, _first(lane), not lane.revocable, -lane.rest),
+            )
             lane.room -= 1
             lane.chosen.append(choice)
             lane.rest += choice.start.candidate.compute
@@ -276,7 +285,7 @@ class LanePlanner:
                 end, until, fixed = candidate.layer + task.layers, until + gate.after, fixed + 1
                 planned.ending = True
             else:
-                planned.revocable.append(OnLane(task, gate))
+                planned.revocable.append(OnLane(task, lane.index, gate))
             if end > candidate.layer:
                 planned.holds.append(_at(candidate, program, end - 1))
                 planned.rest += until

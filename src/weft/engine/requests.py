@@ -203,18 +203,19 @@ class Requests:
             self._steer(queue.steered, queue.terms, batch.members)
         return batch
 
-    def place(self, stream: int, query: int, layer: int, *, running: bool) -> bool:
-        """Set up to which layer a batch counts as issued; return whether the batch is still in flight.
+    def place(self, stream: int, query: int, layer: int, *, running: bool, lane: int = -1) -> None:
+        """Set up to which layer a batch counts as issued, unless it was given up.
 
         running: False: it is offered from that layer on, as if it had paused there, although its lane still computes.
+        lane: the number of that lane, where batches stay on their lanes.
         """
         queue = self.queues[stream]
         batch = queue.by_query.get(query)
-        if batch is None:
-            return False
-        batch.running = running
-        self._move(queue, batch, layer)
-        return True
+        if batch:
+            batch.running = running
+            self._move(queue, batch, layer)
+            if layer and lane >= 0 and self._setting.apart:
+                batch.home = lane
 
     def _move(self, queue: StreamQueue, batch: Batch, layer: int) -> None:
         """Set up to which layer a batch counts as issued, and correct the service of its stream by the difference."""

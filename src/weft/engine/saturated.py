@@ -55,7 +55,7 @@ class SaturatedStreams:
     def completed(self, completion: Completion) -> None:
         """Do nothing: on an NPU the next layer of a stream may be issued before this one has ended."""
 
-    def place(self, stream: int, query: int, layer: int, *, running: bool) -> bool:
+    def place(self, stream: int, query: int, layer: int, *, running: bool, lane: int = -1) -> None:
         raise AssertionError("the devices of saturated streams have no gates")
 
     def issued(self, candidate: Candidate, step: int) -> None:
