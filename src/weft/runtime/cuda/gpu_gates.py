@@ -179,8 +179,9 @@ class GpuGateMemory:
             raise RuntimeError(f"{ENTRIES} launches of one batch size are under way")
         entry = self._begun % ENTRIES
         self._headers[entry, :5] = (*span, len(copies))
-        for number, (target, source) in enumerate(copies):
-            source = source.to(target.dtype).contiguous()
+        # Kept until the launch: memory that is freed before may be given away before the graph reads it.
+        sources = [source.to(target.dtype).contiguous() for target, source in copies]
+        for number, ((target, _), source) in enumerate(zip(copies, sources, strict=True)):
             source.record_stream(torch.cuda.current_stream())  # it may have been made on another lane
             words = target.data_ptr(), source.data_ptr(), source.numel() * source.element_size()
             at = _HEADER_WORDS + 3 * number
