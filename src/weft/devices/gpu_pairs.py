@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from weft.base.errors import DeviceError
 from weft.base.jsonfile import first_problem, read_json
-from weft.devices.host import Gates, GpuCuts, Host, HostModel
+from weft.devices.host import GpuCuts, Host, HostModel
 from weft.devices.shares import Contention, GpuLikeness, Shares
 
 Floats = npt.NDArray[np.float64]
@@ -105,7 +105,6 @@ class GpuPairs(BaseModel, extra="forbid", frozen=True):
             lanes=1,
             ahead=1,
             hand_over_s=(HAND_OVER_S,),
-            gates=Gates(),
             gpu=gpu,
             models=models,
         )

@@ -79,13 +79,10 @@ LATE = ("weave", "demote")
 
 @cache
 def h200() -> Host:
-    """The simulated H200: the preset, with the costs of its models, and segments that the host starts.
-
-    The recorded simulations and measurements are of such segments, and so are the published systems.
-    """
+    """The simulated H200: the preset, with the costs of its models."""
     device = load_device("h200")
     assert isinstance(device, Host)
-    return device.model_copy(update={"gates": None})
+    return device
 
 
 @cache

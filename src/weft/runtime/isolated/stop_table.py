@@ -13,6 +13,7 @@ import threading
 
 import numpy as np
 
+from weft.base.errors import reason_of
 from weft.runtime.isolated.packets import UnfitMemory
 from weft.runtime.tensors import Array
 
@@ -58,6 +59,6 @@ def map_stops(file: int) -> Array:
     try:
         return np.frombuffer(mmap.mmap(file, _BYTES, mmap.MAP_SHARED, mmap.PROT_READ), np.uint32)
     except (OSError, ValueError) as error:
-        raise UnfitMemory(f"no stop table: {error}") from error
+        raise UnfitMemory(f"no stop table: {reason_of(error)}") from error
     finally:
         os.close(file)
