@@ -92,6 +92,11 @@ class _Segment:
         return self.candidate.compute
 
     @property
+    def incomplete(self) -> bool:
+        """Whether it was stopped before its end; a batch that was stopped in its last layer is complete."""
+        return self.aborted and (self.layers is None or self.layers < len(self.ends))
+
+    @property
     def began(self) -> int | None:
         return None if self.begin == NOT_YET else self.begin
 
@@ -204,7 +209,7 @@ class SimulatedHost:
             self.log += [(segment.candidate, _times(segment)) for segment in computed]
             self.lanes_used += [segment.lane for segment in computed]
         completions = [
-            Completion(segment.candidate, _times(segment), segment.aborted, lane=segment.lane, layers=segment.layers)
+            Completion(segment.candidate, _times(segment), segment.incomplete, lane=segment.lane, layers=segment.layers)
             for segment in ended
             if not segment.reported
         ]
@@ -370,8 +375,9 @@ class SimulatedHost:
             done = segment.ends[-1] - segment.rest if self._crowd else self._now - segment.begin
             layers = 1 + sum([end < done - AT_ONCE for end in segment.ends[:-1]])
             until = max(0.0, segment.ends[layers - 1] - done)
+        segment.aborted = True  # as on a real lane, which does not know either whether it is in its last layer
         if layers < len(segment.ends):
-            segment.layers, segment.aborted = layers, True
+            segment.layers = layers
             segment.rest = until + self._leave_ticks
             segment.ticks = ceil(segment.rest)
             if segment.begin != NOT_YET:
