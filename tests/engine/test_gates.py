@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,8 +16,9 @@ from tests.engine.workloads import SERVING
 from weft.devices.host import Gates
 from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
 from weft.engine import Completion, SimulatedHost, request_engine
-from weft.engine.lane_plan import next_gate
-from weft.engine.policies import ON_SHARES, POLICIES, Policy, Setting, Start, View, make_policy
+from weft.engine.lane_plan import LanePlanner, next_gate
+from weft.engine.lane_queues import BatchKey
+from weft.engine.policies import ON_SHARES, POLICIES, Candidate, Policy, Setting, Start, View, make_policy
 from weft.engine.policies.base import Traits
 from weft.engine.simulated_host import Crowd, DrawnWork
 
@@ -113,6 +115,43 @@ def test_the_next_batch_is_queued_shortly_before_the_end_of_the_one_that_runs():
     assert [each.times.compute_start for each in host.computed] == [5, MS + 10, 2 * MS + 15]
     submitted = [when for when, *_ in host.submitted]
     assert submitted[0] == 0 and all(MS - 300_000 <= when % MS <= MS for when in submitted[1:])
+
+
+@dataclass
+class Waiting:
+    """A segment on a lane that has not begun."""
+
+    candidate: Candidate
+    layers: int | None
+    began = None
+    aborted = stoppable = False
+
+    @property
+    def batch(self) -> BatchKey:
+        return self.candidate[:2]
+
+    @property
+    def compute(self) -> int:
+        return self.candidate.compute
+
+    __hash__ = object.__hash__
+
+
+def test_a_batch_that_waits_behind_several_segments_without_gates_is_not_revoked_for_that():
+    """One may be queued behind them, so it may also stay there."""
+    setting = gated(kind(5), kind(5, 5), orders=()).setting
+    without_gates, with_gates = (
+        Candidate(stream, 0, 0, compute, compute, 100, program=stream) for stream, compute in ((0, 5), (1, 10))
+    )
+    tasks = [Waiting(without_gates, None), Waiting(without_gates._replace(query=1), None)]
+    lane = SimpleNamespace(index=0, tasks=tasks, is_open=True)
+    policy, planner = make_policy("edf", setting), LanePlanner()
+    assert planner.plan(policy, [lane], 0).takes_more
+    tasks.append(Waiting(with_gates, 2))
+    plan = planner.plan(policy, [lane], 0)
+    assert plan.takes_more
+    plan.add(Start(with_gates))
+    assert plan.settle() == ([], [])
 
 
 @pytest.mark.parametrize(

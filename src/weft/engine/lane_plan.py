@@ -291,8 +291,8 @@ class LanePlanner:
                 planned.rest += until
         room = 1 + setting.ahead - fixed
         if closed or len(tasks) > MOST_AHEAD or not has_room(lane, setting.ahead):
-            room = len(planned.revocable)
+            room = 0
         elif fixed == len(tasks) and not planned.ending:
             room = max(1, room)
-        planned.room = room
+        planned.room = max(room, len(planned.revocable))  # what waits may stay, however much is before it
         return planned
