@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.agreement import assert_same_fates, shared_loads
-from tests.engine.hosts import Kind, ListedFeed, Load, Order, Ran, kind, loads, run_load
+from tests.engine.hosts import Kind, ListedFeed, Load, Order, Ran, WatchedHost, kind, loads, run_load
 from tests.engine.workloads import SERVING
 from weft.devices.host import Gates
 from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
@@ -152,6 +152,30 @@ def test_a_batch_that_waits_behind_several_segments_without_gates_is_not_revoked
     assert plan.takes_more
     plan.add(Start(with_gates))
     assert plan.settle() == ([], [])
+
+
+@dataclass(frozen=True)
+class FailsForTheThird(Policy):
+    """The lowest stream; streams from 2 on raise."""
+
+    def decide(self, view: View) -> Start:
+        first = min(view.candidates)
+        if first.stream == 2:
+            raise ValueError
+        return Start(first)
+
+
+def test_batches_that_were_issued_before_the_policy_failed_are_submitted_and_so_they_end(monkeypatch):
+    monkeypatch.setitem(POLICIES, "fails", FailsForTheThird)
+    load = gated(LONG, LONG, URGENT, orders=tuple(Order(stream, 0, 100) for stream in range(3)), lanes=3)
+    feed, host = ListedFeed(load.orders, load.kinds), WatchedHost(load)
+    rests = [program.remaining for program in load.setting.programs]
+    engine, source = request_engine(make_policy("fails", load.setting), feed, host, rests)
+    for term in load.terms:
+        source.open(term)
+    with pytest.raises(ValueError):
+        engine.run()
+    assert engine.plan is None and [candidate.stream for candidate in host.issues] == [0, 1]
 
 
 @pytest.mark.parametrize(
