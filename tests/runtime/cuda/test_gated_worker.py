@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from weft.base.errors import WorkerDied
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepOutput
 from weft.runtime.cuda.cpu_twins import TWIN, UNCUT_TWIN
 from weft.runtime.isolated.backend import KillTimer
+from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.packets import Garbled, Line
+from weft.runtime.isolated.process import WorkerProcess
 from weft.runtime.isolated.stop_table import SLOTS, StopTable, map_stops
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
@@ -217,6 +220,26 @@ def test_only_a_step_that_waits_for_no_other_is_killed() -> None:
     second.waits = False
     until(lambda: second.killed, "the second is killed when it is its turn")
     timer.close()
+
+
+def test_a_worker_that_cannot_be_started_leaves_no_stop_table_open() -> None:
+    def refused(*_: Any) -> Any:
+        raise RuntimeError("no more processes")
+
+    confinement, nothing = Confinement(os.getpid(), None, 64, (), ()), lambda *_: None
+    before = stop_tables()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="no more processes"):
+        WorkerProcess(
+            "refused", confinement, "/", now=lambda: 0, spawner=pool, fork=refused, carrier=pool, watch=nothing,
+            died=nothing, gates=True,
+        )  # fmt: skip
+    assert stop_tables() == before
+
+
+def stop_tables() -> set[str]:
+    """The open files of this process that are stop tables."""
+    links = {str(file): os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
+    return {file for file, target in links.items() if "weft stops" in target}
 
 
 def test_a_stop_table_is_read_only_for_the_other_side_and_has_every_slot_once() -> None:
