@@ -16,15 +16,18 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.runtime.cuda.nets import drawn
+from tests.runtime.cuda.nets import chain, drawn, leaving, wanted
 from tests.runtime.steps import Heard
 from tests.support.concurrency import until
 from weft.base.errors import WorkerDied
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepOutput
 from weft.runtime.cuda.cpu_twins import TWIN, UNCUT_TWIN
+from weft.runtime.cuda.device import HostDevice
+from weft.runtime.cuda.model import DeviceModel
+from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.isolated.backend import KillTimer
 from weft.runtime.isolated.confinement import Confinement
-from weft.runtime.isolated.device import DeviceBackend
+from weft.runtime.isolated.device import DeviceBackend, SeveralDevices
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.packets import Garbled, Line
 from weft.runtime.isolated.process import WorkerProcess
@@ -182,6 +185,40 @@ def test_a_device_without_gates_says_so_and_is_served_segment_by_segment(tmp_pat
     (remark,) = [remark for remark in model.remarks if "gates" in remark]
     assert remark.startswith("the host starts every segment")
     one.close()
+
+
+@pytest.mark.parametrize("names", [(TWIN, UNCUT_TWIN), (UNCUT_TWIN, TWIN)])
+def test_where_only_one_of_several_devices_has_gates_batches_go_past_exits_on_both(tmp_path: Path, names: Any) -> None:
+    """The steps are those for the first device."""
+    both = SeveralDevices(names, WorkerLimits(gates=True), 1 << 30)
+    options = LoadOptions(grain_s=1e-9, max_batch=4, exits=("early", "late"))
+    path, feed = leaving(tmp_path / "leaving.onnx"), drawn(2)
+    model = both.open(path, options, tmp_path / "cache")
+    assert model.exits is not None and model.timing.gated == (names[0] == TWIN)
+    (early,), count = [spec.segment for spec in model.exits.specs[:-1]], len(model.segments)
+    ends = [early + 1, count] if model.timing.gated else range(1, count + 1)
+    for lane in map(both.lane, range(2)):
+        values, first = feed, 0
+        for end in ends:
+            heard = Heard()
+            run = model.start(Step(first, [BatchPart(values)], 2, end - first), lane, heard)
+            onward = run.onward
+            ended = heard.end()
+            assert ended.error is None
+            values, first = (onward or ended.outputs)[0].values, end
+        np.testing.assert_allclose(ended.outputs[0].answers["late"], wanted(path, feed, "late"), rtol=1e-5)
+        assert lane.close(120.0)
+    both.close()
+
+
+def test_the_next_step_may_be_queued_behind_one_that_is_never_stopped(tmp_path: Path) -> None:
+    """A server that does not know that the model has gates starts every segment, and expects that."""
+    device = HostDevice()
+    device.use_stops(np.zeros(SLOTS, np.uint32))
+    model = prepare_on(device, chain(tmp_path / "chain.onnx"), OPTIONS)
+    assert isinstance(model, DeviceModel) and model.timing.gated
+    assert model.launch(Step(0, [BatchPart(drawn(1))], 1)).onward
+    assert not model.launch(Step(0, [BatchPart(drawn(1))], 1), 7).onward
 
 
 def test_a_worker_cannot_claim_a_result_of_no_segment_or_answers_before_the_last(model: Any) -> None:
