@@ -114,6 +114,21 @@ def test_a_batch_of_other_shapes_than_the_captured_ones_is_stopped_between_segme
         np.testing.assert_array_equal(outputs[0].answers["y"], expected)
 
 
+def test_a_step_of_several_segments_is_stopped_by_the_host_if_the_device_has_lost_its_gates(path: Path) -> None:
+    """A worker that was started again may have no memory for them, while the server still makes such steps."""
+    device, stops, feed = HostDevice(gateless="no memory"), Stops(), drawn(3)
+    device.use_stops(stops)  # type: ignore[arg-type]
+    model = prepare_on(device, path, FINE)
+    assert isinstance(model, DeviceModel) and not model.timing.gated
+    stops.passes[1] = 1
+    (output,), computed = model.launch(Step(0, [BatchPart(feed)], 3, len(model.segments)), 1).wait()
+    assert computed == 1
+    rest = Step(1, [BatchPart(output.values)], 3, len(model.segments) - 1)
+    outputs, computed = model.launch(rest, 2).wait()
+    assert computed is None
+    np.testing.assert_array_equal(outputs[0].answers["y"], whole(model, feed))
+
+
 def test_a_failure_behind_a_launch_leaves_nothing_that_is_refused_for_ever(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
