@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.agreement import assert_same_fates, shared_loads
-from tests.engine.hosts import Kind, ListedFeed, Load, Order, Ran, kind, loads, run_load
+from tests.engine.hosts import Kind, ListedFeed, Load, Order, Ran, WatchedHost, kind, loads, run_load
 from tests.engine.workloads import SERVING
 from weft.devices.host import Gates
 from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
 from weft.engine import Completion, SimulatedHost, request_engine
-from weft.engine.lane_plan import next_gate
-from weft.engine.policies import ON_SHARES, POLICIES, Policy, Setting, Start, View, make_policy
+from weft.engine.lane_plan import LanePlanner, next_gate
+from weft.engine.lane_queues import BatchKey
+from weft.engine.policies import ON_SHARES, POLICIES, Candidate, Policy, Setting, Start, View, make_policy
 from weft.engine.policies.base import Traits
 from weft.engine.simulated_host import Crowd, DrawnWork
 
@@ -113,6 +115,67 @@ def test_the_next_batch_is_queued_shortly_before_the_end_of_the_one_that_runs():
     assert [each.times.compute_start for each in host.computed] == [5, MS + 10, 2 * MS + 15]
     submitted = [when for when, *_ in host.submitted]
     assert submitted[0] == 0 and all(MS - 300_000 <= when % MS <= MS for when in submitted[1:])
+
+
+@dataclass
+class Waiting:
+    """A segment on a lane that has not begun."""
+
+    candidate: Candidate
+    layers: int | None
+    began = None
+    aborted = stoppable = False
+
+    @property
+    def batch(self) -> BatchKey:
+        return self.candidate[:2]
+
+    @property
+    def compute(self) -> int:
+        return self.candidate.compute
+
+    __hash__ = object.__hash__
+
+
+def test_a_batch_that_waits_behind_several_segments_without_gates_is_not_revoked_for_that():
+    """One may be queued behind them, so it may also stay there."""
+    setting = gated(kind(5), kind(5, 5), orders=()).setting
+    without_gates, with_gates = (
+        Candidate(stream, 0, 0, compute, compute, 100, program=stream) for stream, compute in ((0, 5), (1, 10))
+    )
+    tasks = [Waiting(without_gates, None), Waiting(without_gates._replace(query=1), None)]
+    lane = SimpleNamespace(index=0, tasks=tasks, is_open=True)
+    policy, planner = make_policy("edf", setting), LanePlanner()
+    assert planner.plan(policy, [lane], 0).takes_more
+    tasks.append(Waiting(with_gates, 2))
+    plan = planner.plan(policy, [lane], 0)
+    assert plan.takes_more
+    plan.add(Start(with_gates))
+    assert plan.settle() == ([], [])
+
+
+@dataclass(frozen=True)
+class FailsForTheThird(Policy):
+    """The lowest stream; streams from 2 on raise."""
+
+    def decide(self, view: View) -> Start:
+        first = min(view.candidates)
+        if first.stream == 2:
+            raise ValueError
+        return Start(first)
+
+
+def test_batches_that_were_issued_before_the_policy_failed_are_submitted_and_so_they_end(monkeypatch):
+    monkeypatch.setitem(POLICIES, "fails", FailsForTheThird)
+    load = gated(LONG, LONG, URGENT, orders=tuple(Order(stream, 0, 100) for stream in range(3)), lanes=3)
+    feed, host = ListedFeed(load.orders, load.kinds), WatchedHost(load)
+    rests = [program.remaining for program in load.setting.programs]
+    engine, source = request_engine(make_policy("fails", load.setting), feed, host, rests)
+    for term in load.terms:
+        source.open(term)
+    with pytest.raises(ValueError):
+        engine.run()
+    assert engine.plan is None and [candidate.stream for candidate in host.issues] == [0, 1]
 
 
 @pytest.mark.parametrize(

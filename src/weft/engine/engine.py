@@ -229,6 +229,16 @@ class Engine:
         for batch, on_lane in plan.on_lanes.items():
             self._source.place(*batch, on_lane.gate.layer, running=False, lane=on_lane.lane)
         batches: dict[tuple[int, int], object] = {}
+        try:
+            self._decide(plan, device, batches)
+        finally:  # also after an error of the policy: a batch that was issued and never submitted would never end
+            self.plan = None
+            starts = self._carry_out(plan, batches)
+        self._review_at = plan.review_at(now)
+        return any([start.layers is None for start in starts])
+
+    def _decide(self, plan: LanePlan, device: DeviceClocks, batches: dict[tuple[int, int], object]) -> None:
+        """Ask the policy until no lane takes more; *batches*: gets those of new starts, by stream and query."""
         if not plan.takes_more:
             self._preempt()
         while plan.takes_more:
@@ -249,15 +259,16 @@ class Engine:
             plan.add(start)
             if not start.more:
                 break
-        self.plan = None
+
+    def _carry_out(self, plan: LanePlan, batches: dict[tuple[int, int], object]) -> list[Start]:
+        """Revoke what the plan does not want on the lanes, and submit its new starts; returns these."""
         revoked, starts = plan.settle()
         for on_lane in revoked:
             self._source.place(*on_lane.task.batch, on_lane.gate.layer, running=True)
             self._executor.stop(*on_lane.task.batch)
         for start in starts:
             self._executor.submit(start, batches[start.candidate[:2]])
-        self._review_at = plan.review_at(now)
-        return any([start.layers is None for start in starts])
+        return starts
 
     def account(self) -> None:
         """Pass completions and the time to the source, and stop the batches that the source gives up."""

@@ -103,9 +103,9 @@ class LanePlan:
     def __init__(self, policy: Policy, lanes: list[PlannedLane], numbers: dict[int, int]) -> None:
         """numbers: number of a lane -> its place in *lanes*."""
         self._policy, self._lanes, self._numbers = policy, lanes, numbers
-        self.on_lanes = {one.task.batch: one for lane in lanes for one in lane.revocable}
+        self.on_lanes = {on_lane.task.batch: on_lane for lane in lanes for on_lane in lane.revocable}
         """The starts that can be revoked, by batch."""
-        self._place = {one.task.batch: place for place, lane in enumerate(lanes) for one in lane.revocable}
+        self._place = {on_lane.task.batch: place for place, lane in enumerate(lanes) for on_lane in lane.revocable}
         self._anywhere: list[Choice] = []
         """Decisions for which neither the policy nor the batch says a lane."""
         self._decisions = 0
@@ -176,11 +176,11 @@ class LanePlan:
         for place, lane in enumerate(self._lanes):
             lane.chosen.sort(key=lambda choice: choice.number)
             kept = 0
-            for one in lane.revocable:
-                if kept < len(lane.chosen) and lane.chosen[kept].on_lane is one:
+            for on_lane in lane.revocable:
+                if kept < len(lane.chosen) and lane.chosen[kept].on_lane is on_lane:
                     kept += 1
                 else:
-                    revoked.append(one)
+                    revoked.append(on_lane)
             # A batch that is revoked to go on behind others, or on another lane, is offered again when it has left.
             starts += [choice.start._replace(lane=place) for choice in lane.chosen[kept:] if not choice.on_lane]
         return revoked, starts
@@ -188,8 +188,8 @@ class LanePlan:
     def _swap_equals(self, shares: Sequence[Share]) -> None:
         """Let batches stay where they are if the policy has put them on lanes that are equal shares of the device."""
         for lane, share in zip(self._lanes, shares, strict=True):
-            for other, others_share in zip(self._lanes, shares, strict=True):
-                if share == others_share and other.chosen and other.chosen[0].on_lane in lane.revocable:
+            for other, other_share in zip(self._lanes, shares, strict=True):
+                if share == other_share and other.chosen and other.chosen[0].on_lane in lane.revocable:
                     lane.chosen, other.chosen = other.chosen, lane.chosen
 
     def review_at(self, now: int) -> int:
@@ -291,8 +291,8 @@ class LanePlanner:
                 planned.rest += until
         room = 1 + setting.ahead - fixed
         if closed or len(tasks) > MOST_AHEAD or not has_room(lane, setting.ahead):
-            room = len(planned.revocable)
+            room = 0
         elif fixed == len(tasks) and not planned.ending:
             room = max(1, room)
-        planned.room = room
+        planned.room = max(room, len(planned.revocable))  # what waits may stay, however much is before it
         return planned

@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,21 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.runtime.cuda.nets import drawn
+from tests.runtime.cuda.nets import chain, drawn, leaving, wanted
 from tests.runtime.steps import Heard
 from tests.support.concurrency import until
 from weft.base.errors import WorkerDied
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepOutput
 from weft.runtime.cuda.cpu_twins import TWIN, UNCUT_TWIN
+from weft.runtime.cuda.device import HostDevice
+from weft.runtime.cuda.model import DeviceModel
+from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.isolated.backend import KillTimer
-from weft.runtime.isolated.device import DeviceBackend
+from weft.runtime.isolated.confinement import Confinement
+from weft.runtime.isolated.device import DeviceBackend, SeveralDevices
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.packets import Garbled, Line
+from weft.runtime.isolated.process import WorkerProcess
 from weft.runtime.isolated.stop_table import SLOTS, StopTable, map_stops
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
@@ -181,6 +187,40 @@ def test_a_device_without_gates_says_so_and_is_served_segment_by_segment(tmp_pat
     one.close()
 
 
+@pytest.mark.parametrize("names", [(TWIN, UNCUT_TWIN), (UNCUT_TWIN, TWIN)])
+def test_where_only_one_of_several_devices_has_gates_batches_go_past_exits_on_both(tmp_path: Path, names: Any) -> None:
+    """The steps are those for the first device."""
+    both = SeveralDevices(names, WorkerLimits(gates=True), 1 << 30)
+    options = LoadOptions(grain_s=1e-9, max_batch=4, exits=("early", "late"))
+    path, feed = leaving(tmp_path / "leaving.onnx"), drawn(2)
+    model = both.open(path, options, tmp_path / "cache")
+    assert model.exits is not None and model.timing.gated == (names[0] == TWIN)
+    (early,), count = [spec.segment for spec in model.exits.specs[:-1]], len(model.segments)
+    ends = [early + 1, count] if model.timing.gated else range(1, count + 1)
+    for lane in map(both.lane, range(2)):
+        values, first = feed, 0
+        for end in ends:
+            heard = Heard()
+            run = model.start(Step(first, [BatchPart(values)], 2, end - first), lane, heard)
+            onward = run.onward
+            ended = heard.end()
+            assert ended.error is None
+            values, first = (onward or ended.outputs)[0].values, end
+        np.testing.assert_allclose(ended.outputs[0].answers["late"], wanted(path, feed, "late"), rtol=1e-5)
+        assert lane.close(120.0)
+    both.close()
+
+
+def test_the_next_step_may_be_queued_behind_one_that_is_never_stopped(tmp_path: Path) -> None:
+    """A server that does not know that the model has gates starts every segment, and expects that."""
+    device = HostDevice()
+    device.use_stops(np.zeros(SLOTS, np.uint32))
+    model = prepare_on(device, chain(tmp_path / "chain.onnx"), OPTIONS)
+    assert isinstance(model, DeviceModel) and model.timing.gated
+    assert model.launch(Step(0, [BatchPart(drawn(1))], 1)).onward
+    assert not model.launch(Step(0, [BatchPart(drawn(1))], 1), 7).onward
+
+
 def test_a_worker_cannot_claim_a_result_of_no_segment_or_answers_before_the_last(model: Any) -> None:
     step = Step(0, [], 2, len(model.segments))
     early, answering = StepOutput({"r": 1}, {}), StepOutput({}, {"y": np.zeros((2, 8), np.float32)})
@@ -217,6 +257,26 @@ def test_only_a_step_that_waits_for_no_other_is_killed() -> None:
     second.waits = False
     until(lambda: second.killed, "the second is killed when it is its turn")
     timer.close()
+
+
+def test_a_worker_that_cannot_be_started_leaves_no_stop_table_open() -> None:
+    def refused(*_: Any) -> Any:
+        raise RuntimeError("no more processes")
+
+    confinement, nothing = Confinement(os.getpid(), None, 64, (), ()), lambda *_: None
+    before = stop_tables()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="no more processes"):
+        WorkerProcess(
+            "refused", confinement, "/", now=lambda: 0, spawner=pool, fork=refused, carrier=pool, watch=nothing,
+            died=nothing, gates=True,
+        )  # fmt: skip
+    assert stop_tables() == before
+
+
+def stop_tables() -> set[str]:
+    """The open files of this process that are stop tables."""
+    links = {str(file): os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
+    return {file for file, target in links.items() if "weft stops" in target}
 
 
 def test_a_stop_table_is_read_only_for_the_other_side_and_has_every_slot_once() -> None:

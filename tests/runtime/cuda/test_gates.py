@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests.runtime.cuda.nets import chain, drawn, skipping
+from tests.runtime.cuda.nets import WIDTH, chain, drawn, skipping
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda.device import HostDevice
 from weft.runtime.cuda.lane import Launched
@@ -97,6 +97,36 @@ def test_batches_go_on_although_one_is_always_queued_behind_another(path: Path) 
             parts = [BatchPart(outputs[0].values if outputs else feeds[index])]
             flights.append((index, at, model.launch(Step(at, parts, 3, count - at))))
     assert ends == [(0, 1), (1, 0), (0, None), (1, None)]
+
+
+def test_a_batch_of_other_shapes_than_the_captured_ones_is_stopped_between_segments_by_the_host(tmp_path: Path) -> None:
+    options = LoadOptions(grain_s=1e-9, max_batch=4, shapes={"x": (1, 2, WIDTH)})
+    model, stops = opened(chain(tmp_path / "chain.onnx", sizes=("n", "m", WIDTH)), options)
+    feed, count = {"x": drawn(15)["x"].reshape(3, 5, WIDTH)}, len(model.segments)
+    expected = whole(model, feed)
+    for gate in range(count):
+        stops.passes[1] = gate
+        outputs, computed = model.launch(Step(0, [BatchPart(feed)], 3, count), 1).wait()
+        assert computed == gate and len(outputs) == bool(gate)
+        values = outputs[0].values if outputs else feed
+        outputs, computed = model.launch(Step(gate, [BatchPart(values)], 3, count - gate), 2).wait()
+        assert computed is None
+        np.testing.assert_array_equal(outputs[0].answers["y"], expected)
+
+
+def test_a_step_of_several_segments_is_stopped_by_the_host_if_the_device_has_lost_its_gates(path: Path) -> None:
+    """A worker that was started again may have no memory for them, while the server still makes such steps."""
+    device, stops, feed = HostDevice(gateless="no memory"), Stops(), drawn(3)
+    device.use_stops(stops)  # type: ignore[arg-type]
+    model = prepare_on(device, path, FINE)
+    assert isinstance(model, DeviceModel) and not model.timing.gated
+    stops.passes[1] = 1
+    (output,), computed = model.launch(Step(0, [BatchPart(feed)], 3, len(model.segments)), 1).wait()
+    assert computed == 1
+    rest = Step(1, [BatchPart(output.values)], 3, len(model.segments) - 1)
+    outputs, computed = model.launch(rest, 2).wait()
+    assert computed is None
+    np.testing.assert_array_equal(outputs[0].answers["y"], whole(model, feed))
 
 
 def test_a_failure_behind_a_launch_leaves_nothing_that_is_refused_for_ever(

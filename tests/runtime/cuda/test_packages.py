@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,6 +222,14 @@ def test_packages_that_others_could_write_are_not_used(
     (place / "rows1.0of1" / "code.so").chmod(0o622)
     assert find(place) is None
     assert find(compile_model(job, tmp_path / "cache", AMPLE)) is not None  # compiled anew
+
+
+@pytest.mark.parametrize("leave", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_manifest_that_is_no_regular_file_is_not_read(leave: Callable[[Path], None], tmp_path: Path) -> None:
+    """Reading either of these would never end."""
+    tmp_path.chmod(0o700)
+    leave(tmp_path / MANIFEST)
+    assert find(tmp_path) is None
 
 
 def test_those_not_used_for_longest_make_room(job: CompileJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,9 +44,8 @@ def test_a_device_that_ends_a_step_early_does_not_show_its_end_before_its_values
         early.append(is_readable(server.connection.line))
         return SimpleNamespace(onward=outputs, error=None)
 
-    model = SimpleNamespace(start=start, timing=SimpleNamespace(gated=False))
     engine = SimpleNamespace(lane=lambda index: None, here=False, kept_bytes=1 << 20)
-    worker: Any = SimpleNamespace(engine=engine, models={1: model}, values={}, regions={})
+    worker: Any = SimpleNamespace(engine=engine, models={1: SimpleNamespace(start=start)}, values={}, regions={})
     head = ["run", NUMBER, 1, 0, [], 1, False, (), KEEP, True, (), None, 1, 0]
     server.connection.send(head, TensorLayout())
     WorkerLane(worker, 0, server.theirs, None)._run(server.theirs.receive())

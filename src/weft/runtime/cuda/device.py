@@ -223,6 +223,10 @@ class Device(Protocol):
         """Use this stop table for the gates of all models that are opened from now on."""
         ...
 
+    def stopped(self, slot: int) -> bool:
+        """Whether the server has stopped the step with this slot of the stop table; False without a table."""
+        ...
+
     def gate_memory(self, copies: int) -> GateMemory:
         """Memory for the gates of one rung; *copies*: the most tensors that a launch copies."""
         ...
@@ -384,6 +388,9 @@ class HostDevice:
 
     def use_stops(self, stops: Array) -> None:
         self._stops = stops
+
+    def stopped(self, slot: int) -> bool:
+        return self._stops is not None and bool(self._stops[slot])
 
     def gate_memory(self, copies: int) -> GateMemory:
         assert self._stops is not None

@@ -341,6 +341,9 @@ class Gpu:
     def use_stops(self, stops: Array) -> None:
         self._stops[:] = [stops]
 
+    def stopped(self, slot: int) -> bool:
+        return bool(self._stops and self._stops[0][slot])
+
     def _prepare_gates(self) -> tuple[GateKernels, RegisteredStops] | str:
         """The compiled gates and the stop table, or why there are none; made by the first call with a table."""
         if not self._stops:

@@ -145,17 +145,23 @@ class DeviceModel(BlueprintModel):
         has_answers = end == len(self.segments) or end - 1 in self._exit_at
         if self.timing.gated and len(groups) == 1 and not self._is_uncaptured(step.segment, groups[0]):
             try:
-                return self._launch_gated(step.segment, end, groups[0], slot, has_answers=has_answers)
+                return self._launch_gated(step.segment, end, groups[0], slot, onward=not has_answers and not slot)
             except BaseException:
                 self._await_launches()  # if an end is not noted, later launches are refused for ever
                 raise
         if self.timing.gated:
             self._await_launches()
-        outputs = [self._advance(step.segment, group) for group in groups]
-        for segment in range(step.segment + 1, end):
-            outputs = [self._advance(segment, [BatchPart(output.values)]) for output in outputs]
+        outputs: list[StepOutput] = []
+        computed = 0
+        # What takes no graph with gates may take longest, as shapes that were not captured do.
+        while computed < step.segments and not (slot and self._device.stopped(slot)):
+            groups = [[BatchPart(output.values)] for output in outputs] if computed else groups
+            outputs = [self._advance(step.segment + computed, group) for group in groups]
+            computed += 1
+        if computed < step.segments:
+            return Launched(outputs, *self._marks(outputs), onward=False, note_end=lambda: (outputs, computed))
         # After answers, the end is awaited: at an exit they decide which samples continue.
-        return Launched(outputs, *self._marks(outputs), onward=not has_answers and not self.timing.gated)
+        return Launched(outputs, *self._marks(outputs), onward=not has_answers and not slot)
 
     def _marks(self, outputs: Sequence[StepOutput]) -> tuple[Mark, Mark]:
         """Marks after the work of a step that was started, and after the copies of its answers."""
@@ -292,8 +298,11 @@ class DeviceModel(BlueprintModel):
 
     # Several segments at once
 
-    def _launch_gated(self, first: int, end: int, parts: list[BatchPart], slot: int, *, has_answers: bool) -> Launched:
-        """Launch the segments from *first* to before *end* on *parts*, which are computed as one batch."""
+    def _launch_gated(self, first: int, end: int, parts: list[BatchPart], slot: int, *, onward: bool) -> Launched:
+        """Launch the segments from *first* to before *end* on *parts*, which are computed as one batch.
+
+        onward: as in ``Launched``.
+        """
         taken: list[DeviceValues] = [part.values for part in parts] if first else []
         if not first:
             values = self._upload_inputs(parts)
@@ -317,7 +326,7 @@ class DeviceModel(BlueprintModel):
                 return outputs, None
             return [StepOutput(launch.left, {})] if launch.left is not None else (), count
 
-        return Launched(outputs, *self._marks(outputs), onward=False, note_end=note_end)
+        return Launched(outputs, *self._marks(outputs), onward=onward, note_end=note_end)
 
     def _gated_values(self, values: DeviceValues, end: int) -> DeviceValues:
         """The values of a batch in the memory of its rung after all segments before *end*."""

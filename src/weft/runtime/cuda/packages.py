@@ -129,6 +129,9 @@ class CompileJob(BaseModel):
 def find(folder: Path) -> Manifest | None:
     """The packages in a folder; None if there are none, or if another user could have written them."""
     try:
+        # The compiler of a program has run its code, and to read a pipe or a link to a device would never end.
+        if not stat.S_ISREG((folder / MANIFEST).lstat().st_mode):
+            return None
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
         return manifest if all(map(is_private, (folder, *folder.rglob("*")))) else None
     except (OSError, ValidationError):

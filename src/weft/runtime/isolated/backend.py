@@ -34,7 +34,7 @@ class WatchedRun(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether it waits behind a step that has not ended."""
+        """Whether it cannot end yet, so that its grace period has not begun."""
         ...
 
     def request_stop(self) -> None:
@@ -94,9 +94,9 @@ class KillTimer:
                 run.kill(f"a step was told to stop and had not {self._kill_s:g} s later")
                 continue
             run.request_stop()
-            is_first = not run.waits  # else its grace period has not begun
+            last = not run.waits
             with self._changed:
-                self._schedule_check(run, last=is_first)
+                self._schedule_check(run, last=last)
 
     def _next(self) -> tuple[WatchedRun, bool] | None:
         """Wait for the next run to check, and whether that is its last check; None after ``close``."""

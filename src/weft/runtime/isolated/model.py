@@ -83,10 +83,10 @@ class IsolatedModel:
 
     def onward(self, step: Step) -> int:
         """How many outputs the next step can be queued with before *step* has ended; 0 at exits and at the end."""
-        segment = step.segment
-        if self.gated or segment == self._last_segment or segment in self._exit_outputs:
+        last = step.segment + step.segments - 1  # the steps may be made for other devices, which have gates
+        if self.gated or last == self._last_segment or last in self._exit_outputs:
             return 0
-        return 1 if segment == 0 or self.batching.mergeable else len(step.parts)
+        return 1 if step.segment == 0 or self.batching.mergeable else len(step.parts)
 
     def check(self, step: Step, computed: int | None, outputs: Sequence[StepOutput]) -> None:
         """Raise ``Garbled`` if a worker reports *outputs* that a step cannot have; *computed*: as in ``StepEnd``.

@@ -243,15 +243,21 @@ class WorkerProcess:
         self._blamed: WorkerRun | None = None  # the step that is that reason, if one is
         self._idle: threading.Event | None = None
         """Set when no step runs any more; the thread that drains the worker waits for it."""
-        self.stops = StopTable() if gates else None
-        """Through it, steps are stopped at gates; a table of its own, as slots are used while their steps run."""
         self._line, worker_end = packets.pair()
+        self.stops: StopTable | None = None
+        """Through it, steps are stopped at gates; a table of its own, as slots are used while their steps run."""
         try:
+            self.stops = StopTable() if gates else None
             self.process = spawner.submit(fork, worker_end.fileno(), confinement, scratch).result()
+            if self.stops is not None:
+                self._send_stops(self.stops.file)
+        except BaseException:  # there are too many processes or open files
+            self._line.close()
+            raise
         finally:
             worker_end.close()
-        if self.stops is not None:
-            self._send_stops(self.stops)
+            if self.stops is not None:
+                os.close(self.stops.file)
         self._reader = threading.Thread(target=self._read_packets, name=f"worker-{self.number}", daemon=True)
         try:
             spawner.submit(self._reader.start).result()  # a thread inherits its starter's priority
@@ -261,13 +267,10 @@ class WorkerProcess:
             self._line.close()
             raise
 
-    def _send_stops(self, stops: StopTable) -> None:
-        """Send the worker its stop table, before anything else."""
-        try:
-            with contextlib.suppress(OSError):  # the worker has died, which the reader finds out
-                self._line.send(["stops"], files=[stops.file], wait=False)
-        finally:
-            os.close(stops.file)
+    def _send_stops(self, file: int) -> None:
+        """Send the worker the file of its stop table, before anything else."""
+        with contextlib.suppress(OSError):  # the worker has died, which the reader finds out
+            self._line.send(["stops"], files=[file], wait=False)
 
     @property
     def pid(self) -> int:

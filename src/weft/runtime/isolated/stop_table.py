@@ -30,10 +30,14 @@ class StopTable:
     def __init__(self) -> None:
         self.file = os.memfd_create("weft stops", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         """The file for the worker, which can map it only for reading; the caller closes it when it was sent."""
-        os.ftruncate(self.file, _BYTES)
-        self._stops = np.frombuffer(mmap.mmap(self.file, _BYTES), np.uint32)
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, seals)
+        try:
+            os.ftruncate(self.file, _BYTES)
+            self._stops = np.frombuffer(mmap.mmap(self.file, _BYTES), np.uint32)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, seals)
+        except BaseException:  # such as a kernel before 5.1, which cannot seal it
+            os.close(self.file)
+            raise
         self._free = list(range(SLOTS - 1, 0, -1))
         self._lock = threading.Lock()  # guards _free: steps start and end on several threads
 

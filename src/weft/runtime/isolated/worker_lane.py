@@ -184,9 +184,9 @@ class WorkerLane:
                 raise InterruptedError("stopped before it began")
             self._steps += 1
             end = _EndAfterValues(partial(self._report_end, job), stored=not message.onward)
-            model = self._worker.models[message.model]
-            if model.timing.gated:
+            if message.stop_slot:
                 self._lane.gate(message.stop_slot)
+            model = self._worker.models[message.model]
             step = Step(message.segment, batch, message.rows, message.segments)
             started = model.start(step, self._lane, end.report, here=self._engine.here)
             if message.onward and started.onward is not None:
