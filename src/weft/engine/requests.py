@@ -245,6 +245,7 @@ class Requests:
         """Account for a layer that was computed, was stopped, or failed."""
         batch = self.queues.batch_of(completion.candidate)
         if batch is None:  # it was given up while its lane computed up to the next gate
+            assert completion.layers is not None, "without gates, a batch is given up when its layer has ended"
             return
         queue = self.queues[completion.candidate.stream]
         batch.running = False

@@ -33,6 +33,8 @@ MOST_BYTES = 32 << 30
 """Limit for all packages in a cache together; the least recently used packages are removed first."""
 PROCESS_BYTES, WEIGHT_COPIES = 3 << 30, 6
 """Memory of a process that compiles one batch size: torch with a GPU, and copies of the weights meanwhile."""
+MOST_LOG_BYTES = 64 << 10
+"""Bytes that are read of what a compiler wrote, at the end: a program's code may write without end."""
 OPEN_FILES = 1024
 """Most open files of a confined compiler, as of a worker."""
 LOOK_S = 0.25
@@ -221,8 +223,8 @@ def _run_compiler(job: CompileJob, folder: Path, limits: CompileLimits) -> str:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with all processes that it has started
             process.wait()
-        log.seek(0)
-        log_lines = log.read().decode("utf-8", "replace").strip().splitlines()
+        log.seek(max(0, log.seek(0, os.SEEK_END) - MOST_LOG_BYTES))
+        log_lines = log.read(MOST_LOG_BYTES).decode("utf-8", "replace").strip().splitlines()
     return reason or (log_lines[-1] if process.returncode and log_lines else "")
 
 

@@ -181,8 +181,9 @@ class GpuGateMemory:
         self._headers[entry, :5] = (*span, len(copies))
         # Kept until the launch: memory that is freed before may be given away before the graph reads it.
         sources = [source.to(target.dtype).contiguous() for target, source in copies]
-        for number, ((target, _), source) in enumerate(zip(copies, sources, strict=True)):
-            source.record_stream(torch.cuda.current_stream())  # it may have been made on another lane
+        for number, ((target, original), source) in enumerate(zip(copies, sources, strict=True)):
+            for tensor in {id(original): original, id(source): source}.values():
+                tensor.record_stream(torch.cuda.current_stream())  # it may have been made on another lane
             words = target.data_ptr(), source.data_ptr(), source.numel() * source.element_size()
             at = _HEADER_WORDS + 3 * number
             self._entries[entry, at : at + 3] = words
