@@ -295,7 +295,7 @@ class SimulatedHost:
         candidate, first = start.candidate, start.candidate.layer
         if start.layers is None:
             work = self._draw_work(candidate)
-            return _Segment(candidate, work.before, max(1, ceil(work.ticks)), work.ticks)
+            return _Segment(candidate, work.before, ceil(work.ticks), work.ticks)
         compute = self._programs[candidate.program].compute
         works = [
             self._draw_work(candidate._replace(layer=layer, compute=compute[layer]))
