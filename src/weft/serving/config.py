@@ -275,9 +275,9 @@ class ExecutionSettings:
     device_memory_bytes: Annotated[Bytes | None, machine(shown="no limit")] = None
     """Limit on the device memory of all loaded models together, as 20g."""
     gates: Annotated[StrictBool, machine("--gates/--no-gates")] = False
-    """Start whole batches on a GPU, and stop them between two segments for more urgent ones.
+    """Experimental: let a GPU stop batches between segments; answers are not verified yet.
 
-    ([Gates](gpu.md#gates), experimental.)
+    Batches are started as a whole ([gates](gpu.md#gates)).
     """
 
 
