@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 from machine import machine
 
 NETWORKS: dict[str, tuple[str, dict[str, int | str]]] = {
@@ -83,7 +84,8 @@ def describe_device(device: str) -> dict[str, object]:
         ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
-    return machine("torch", "onnxruntime-gpu", "onnx") | {"gpu": gpu}
+    engine = "onnxruntime-gpu" if "CUDAExecutionProvider" in ort.get_available_providers() else "onnxruntime"
+    return machine("torch", engine, "onnx") | {"gpu": gpu}
 
 
 class Rows:

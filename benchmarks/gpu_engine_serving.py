@@ -11,7 +11,8 @@ the server's end.
     python benchmarks/gpu_engine_serving.py [--only PART-OF-A-NAME] [--seconds 2] [--results FILE] [--keep]
 
 The server's cache is emptied first, so that everything is compiled; `--keep` keeps it, to time a second start. Needs
-one NVIDIA GPU, torch, triton, gcc and onnxruntime-gpu (docs/gpu.md).
+one NVIDIA GPU, torch, triton and gcc, and onnxruntime-gpu (docs/gpu.md): without it, models are served in the compiled
+engine only, and the requests of the row `compiling` are for the first of them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import onnxruntime as ort
 from gpu_asking import (
     FOLDER,
     Rows,
@@ -46,6 +48,7 @@ from weft.serving.learning import COMPILED_REMARK
 
 RESULTS = Path(__file__).parent / "results" / "gpu_engine_serving.json"
 ENGINES = ("onnxruntime", "compiled")
+"""The engines that models are served in; the first is asked while models are compiled."""
 SERVED = ("resnet50", "vit-b16", "speech")
 """Networks that are served together unless others are named."""
 STATE = b"GET /weft/state HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -77,15 +80,16 @@ def settings_of(network: str, engine: str) -> dict[str, Any]:
 
 @cache
 def network_file(network: str) -> Path:
-    """The network's file, written once, under the names of both models."""
+    """The network's file, written once, under the names of its models."""
     paths = [FOLDER / "models" / model_name(network, engine) / "1" / "model.onnx" for engine in ENGINES]
     if not all(path.exists() for path in paths):
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
         make, _ = NETWORKS[network]
         make(paths[0])
-        shutil.copyfile(paths[0], paths[1])
-    return paths[1]
+        for path in paths[1:]:
+            shutil.copyfile(paths[0], path)
+    return paths[-1]
 
 
 def engines_in(metrics: str) -> dict[str, str]:
@@ -108,7 +112,7 @@ class Compiling(Served):
         self.compiled_s, self.complete_s = dict[str, float](), dict[str, float]()
         self.windows: list[dict[str, float]] = []
         self._ready_at_s = time.perf_counter()
-        request, _ = request_for(model_name(networks[0], "onnxruntime"), 1, "http")
+        request, _ = request_for(model_name(networks[0], ENGINES[0]), 1, "http")
         while len(self.complete_s) < len(networks) and self._since_ready_s() < wait_s:
             self._ask(request)
             engines, messages = engines_in(self.metrics()), self._messages()
@@ -233,6 +237,9 @@ def main() -> None:
     arguments = options.parse_args()
     end_when_told()
     networks = arguments.networks.split(",")
+    if arguments.device != "cuda:twin" and "CUDAExecutionProvider" not in ort.get_available_providers():
+        global ENGINES
+        ENGINES = ("compiled",)
     FOLDER.mkdir(exist_ok=True)
     if arguments.bare:
         print(json.dumps(bare(networks, arguments.device, arguments.seconds)))

@@ -181,6 +181,7 @@ class Network:
         if len(shape) == 3:
             module = module.to(memory_format=torch.channels_last)
         self.x = torch.empty_like(self.inputs[0])
+        self.module = module  # kept: the captured graphs read its weights
         self.device, layers = device, list(module)
         self.x.copy_(self.inputs[0])
 

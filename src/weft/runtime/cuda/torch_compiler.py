@@ -34,7 +34,7 @@ from weft.runtime.cuda.torch_packages import open_packages
 from weft.runtime.cuda.torch_pieces import CutProgram, TracedPiece
 from weft.runtime.cuda.torch_types import NUMBERED
 
-SETTINGS = {"aot_inductor.package_constants_in_so": False}
+SETTINGS = {"aot_inductor.package_constants_in_so": False, "layout_optimization": False}
 """Settings of the compiler: weights are not stored in packages but passed to them, so that packages share weights."""
 CODE = (".so", ".cubin")
 """Endings of the files of a package that are needed to run it."""

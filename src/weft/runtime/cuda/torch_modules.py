@@ -12,7 +12,7 @@ import torch
 
 from weft.runtime.cuda import torch_onnx
 from weft.runtime.cuda.torch_program import ProgramPiece, TorchProgram, read_program
-from weft.runtime.cuda.torch_types import PRECISIONS
+from weft.runtime.cuda.torch_types import PRECISIONS, is_channels_last
 from weft.runtime.metadata import PROGRAM_SUFFIX
 
 Shapes = Mapping[str, Sequence[int]]
@@ -42,8 +42,7 @@ class PieceModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are n
             value = program.held[name]
             if isinstance(value, torch.Tensor):
                 self._buffer_of[name] = f"weight_{len(self._buffer_of)}"
-                is_image = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
-                self.register_buffer(self._buffer_of[name], without_gaps(value, channels_last=is_image))
+                self.register_buffer(self._buffer_of[name], without_gaps(value, channels_last=is_channels_last(value)))
             else:
                 self._constants[name] = value
         self._program.held = {}  # frees what the buffers are copies of, if no other piece has it

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_unflatten
 
 from weft.base.errors import ModelError
 from weft.runtime.cuda.node_costs import guess_s
+from weft.runtime.cuda.torch_types import is_channels_last
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 
 DATATYPES = {
@@ -301,8 +302,7 @@ class TorchProgram:
             result = env[node.name] = self._value(node, env)
             read = [self._value_of(source.name, env) for source in node.all_input_nodes]
             guesses_s.append(guess_s(sum(map(_bytes, (result, *read))), _count_products(node, result, read)))
-            is_image = isinstance(result, torch.Tensor) and result.dim() == 4 and not result.is_contiguous()
-            if is_image and result.is_contiguous(memory_format=torch.channels_last):
+            if isinstance(result, torch.Tensor) and is_channels_last(result):
                 channels_last.add(node.name)
         self.channels_last = frozenset(channels_last)
         return {node.name: env[node.name] for node in self.nodes}, guesses_s

@@ -31,3 +31,12 @@ def as_torch(tensor: Any) -> Any:
     if tensor.dtype.name == "bfloat16":  # numpy has it from another package, which torch does not know
         return torch.from_numpy(tensor.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(tensor)
+
+
+def is_channels_last(tensor: Any) -> bool:
+    """Whether the channels of an image come last in memory; False if its memory has both orders, as with one channel.
+
+    Told that such a weight has channels last, convolutions would give out theirs last.
+    """
+    is_image = tensor.dim() == 4 and not tensor.is_contiguous()
+    return bool(is_image and tensor.is_contiguous(memory_format=torch.channels_last))
