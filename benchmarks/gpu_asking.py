@@ -181,6 +181,7 @@ class Served(Running):
         *,
         device: str = "cuda:0",
         policy: str = "punctual",
+        gates: bool = False,
     ) -> None:
         """settings: of each model. memory: bytes of the device that models may hold. file: the network they all are."""
         self.folder = Path(tempfile.mkdtemp(prefix="repository-", dir=FOLDER))
@@ -193,7 +194,7 @@ class Served(Running):
             text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
             (self.folder / name / "weft.toml").write_text(text)
         command = [__file__, str(self.folder), "--device", device, "--memory", str(memory), "--policy", policy]
-        super().__init__(command)
+        super().__init__([*command, "--gates"] if gates else command)
         if failed := self.told["failed"]:
             self.close()
             raise RuntimeError("; ".join(f"{name}: {why}" for name, why in failed.items()))
@@ -228,11 +229,12 @@ def main() -> None:
     options.add_argument("--device", default="cuda:0")
     options.add_argument("--memory", type=int, default=0)
     options.add_argument("--policy", default="punctual")
+    options.add_argument("--gates", action="store_true")
     arguments = options.parse_args()
     config = ServerConfig(
         models=(arguments.folder,), device=arguments.device, precision="fp16", http_port=0, grpc_port=None,
         cache=FOLDER / "cache", shared_memory=True, learn_s=300.0, device_memory_bytes=arguments.memory or None,
-        policy=arguments.policy,
+        policy=arguments.policy, gates=arguments.gates,
     )  # fmt: skip
 
     def started(server: Any) -> None:

@@ -1,15 +1,15 @@
 """Models that share a GPU under weft's server: in turns, on streams, on partitions, and as `abreast` decides.
 
-Needs one NVIDIA GPU, torch, onnxruntime-gpu and cuda-bindings (docs/gpu.md). Each row is written to the results as soon
-as it is measured, and is not measured again by a later run:
+Needs one NVIDIA GPU, torch and cuda-bindings (docs/gpu.md); models run in ONNX Runtime, or without onnxruntime-gpu in
+torch step by step. Each row is written to the results as soon as it is measured, and is not measured again later:
 
     python benchmarks/gpu_sharing.py [--only PART-OF-A-NAME] [--grain-ms 0.5] [--seconds 3] [--results FILE]
 
 Rows: `A ROWS + B ROWS/POLICY`: requests without pause for both models, with that number of rows each, over inputs in
 shared memory; `rates` are the answers per second of each model relative to the model alone under `punctual`, which
-gives each the whole GPU in turn; `time` has the seconds that each ran on every share, by multiprocessors. `like/A ROWS
-+ B ROWS`: the measured contention of the models. Segments are longer than the server's default, because each one costs
-0.3 ms of CPU time.
+gives each the whole GPU in turn; `POLICY, gates`: with gates between segments (docs/gpu.md); `time` has the seconds
+that each ran on every share, by multiprocessors. `like/A ROWS + B ROWS`: the measured contention of the models.
+Segments are longer than the server's default, because each one costs 0.3 ms of CPU time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gpu_asking import FOLDER, Rows, Served, clients, connected, end_when_told, 
 
 RESULTS = Path(__file__).parent / "results" / "gpu_sharing.json"
 POLICIES = ("punctual", "streams", "split", "abreast")
+WITH_GATES = ("punctual", "abreast")
 ASKING = 3
 """Clients of each model: one batch is computed while others wait."""
 NO_HURRY_MS = 10_000.0
@@ -94,15 +95,17 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     rows = Rows(arguments.results, arguments.only, arguments.device)
     for pair in PAIRS:
-        common = {"slo_ms": NO_HURRY_MS, "grain_ms": arguments.grain_ms}
+        # Compilers beside the server would disturb what is measured.
+        common = {"slo_ms": NO_HURRY_MS, "grain_ms": arguments.grain_ms, "engine": "onnxruntime"}
         settings = {plan_request.name: {**common, "max_batch": plan_request.rows} for plan_request in pair}
         key = " + ".join(map(str, pair))
-        for policy in POLICIES:
+        for policy, gates in [*((policy, False) for policy in POLICIES), *((policy, True) for policy in WITH_GATES)]:
             alone = rows.found.get(f"{key}/{POLICIES[0]}", {}).get("alone_per_s", [])
-            asked = {f"{key}/{policy}": partial(shared, pair=pair, seconds=arguments.seconds, alone=alone)}
-            if policy == "abreast":
+            name = f"{key}/{policy}, gates" if gates else f"{key}/{policy}"
+            asked = {name: partial(shared, pair=pair, seconds=arguments.seconds, alone=alone)}
+            if policy == "abreast" and not gates:
                 asked[f"like/{key}"] = likeness
-            rows.measure_on(partial(Served, settings, device=arguments.device, policy=policy), asked)
+            rows.measure_on(partial(Served, settings, device=arguments.device, policy=policy, gates=gates), asked)
 
 
 if __name__ == "__main__":
