@@ -7,9 +7,10 @@ is written to the results as soon as it is measured, and is not measured again b
     PYTHONPATH=src python benchmarks/gpu_abreast.py --simulate [--results FILE]
 
 The rows are those of gpu_weaving.py, relative to the stand-alone rates and durations of the models in the same run;
-`hosts` describes the GPU as measured with segments of that length. `--simulate` adds the simulator's prediction for the
-same rows and needs no GPU. `us`: microseconds of CPU time per decision; `idle`: share of the time in which no lane had
-work; `step us`: microseconds of the engine per started segment, which the simulated engine takes as well.
+`hosts` describes the GPU as measured with segments of that length. `--simulate` adds the simulator's prediction for
+the same rows and needs no GPU. `RULE, gates`: a batch is one launch, which leaves at gates between segments. `us`:
+microseconds of CPU time per decision; `idle`: share of the time in which no lane had work; `step us`: microseconds of
+the engine per started segment, which the simulated engine takes as well.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 from gpu_weaving import BESIDE, FIVE, ONE_FOR_ALL, SATURATED, TOGETHER, URGENT
 
 from weft.devices import Host
+from weft.devices.host import Gates
 from weft.engine.policies import Option, Policy
 from weft.serving.gpu_sharing import GpuSharing
 from weft.simulation.request_report import RequestReport
@@ -41,6 +43,13 @@ SEEDS = (1, 2, 3)
 RIVALS = {rule: options for rule, options in URGENT.items() if rule != "orion 1600 us"}
 """Orion's rule with those budgets of gpu_weaving.py that suit it best."""
 ONE_BY_ONE: Mapping[str, dict[str, Option]] = {"fifo": {}}
+GATES = ", gates"
+"""Ends the names of rules whose starts are whole batches, on a GPU with gates."""
+
+
+def with_gates(rules: Mapping[str, dict[str, Option]], *names: str) -> dict[str, dict[str, Option]]:
+    """Rules, and those of *names* once more with gates."""
+    return {**rules, **{name + GATES: rules[name] for name in names}}
 
 
 class Stage:
@@ -58,8 +67,10 @@ class Stage:
     ) -> RequestReport:
         stream = [{"max_batch": 1, **settings} for settings in streams]
         raw = {"duration_s": seconds + WARM_S, "warmup_s": WARM_S, "stream": stream}
-        host = self.host.model_copy(update={"step_s": self.step_us.get(rule, 0.0) / 1e6})
-        case, name = prepare(Workload.model_validate(raw), host), "fifo" if rule == "alone" else rule.split()[0]
+        gates = Gates() if rule.endswith(GATES) else None
+        host = self.host.model_copy(update={"step_s": self.step_us.get(rule, 0.0) / 1e6, "gates": gates})
+        name = "fifo" if rule.startswith("alone") else rule.removesuffix(GATES).split()[0]
+        case = prepare(Workload.model_validate(raw), host)
         if self._gpu is None:
             return simulate_requests(case, name, options=options, seed=seed).report
         return self._for_real(case, name, options, [stream["model"] for stream in streams], seed)
@@ -105,7 +116,7 @@ class Stage:
 
     def saturated(self, models: tuple[str, ...], seconds: float) -> dict[str, Any]:
         results: dict[str, Any] = {}
-        for rule, options in {**ONE_BY_ONE, **SATURATED}.items():
+        for rule, options in with_gates({**ONE_BY_ONE, **SATURATED}, "fifo", "streams", "abreast").items():
             streams = [{"model": model, "arrival": "closed", "clients": 2, "deadline_ms": 1e5} for model in models]
             speeds = self.rates(self.run(streams, rule, options, seconds), seconds)
             least = round(min(speeds) * len(speeds), 3)
@@ -120,12 +131,13 @@ class Stage:
         alone_s, results = self.alone_s(model), {}
         asked = self.at_random(model, load, 2, priority=9)
         heavy = {"model": beside, "arrival": "closed", "clients": 2, "deadline_ms": 1e5}
-        for rule, options in {"alone": {}, **RIVALS}.items():
-            streams = [asked] if rule == "alone" else [asked, heavy]
-            report = self.run(streams, rule, options, seconds)
+        rules = with_gates({"alone": {}, **RIVALS}, "alone", "priority", "priority-streams", "abreast")
+        for rule, options in rules.items():
+            is_alone = rule.removesuffix(GATES) == "alone"
+            report = self.run([asked] if is_alone else [asked, heavy], rule, options, seconds)
             first = report.streams[0]
             results[rule] = {"p50": round(first.p50_s / alone_s, 3), "p99": round(first.p99_s / alone_s, 3)}
-            if rule != "alone":
+            if not is_alone:
                 results[rule]["beside"] = self.rates(report, seconds)[1]
             results[rule] |= self.last
         return results
@@ -133,7 +145,7 @@ class Stage:
     def deadlines(self, load: float, seconds: float) -> dict[str, Any]:
         streams = [self.at_random(model, load / len(FIVE), times) for model, times in FIVE.items()]
         results = {}
-        for rule, options in ONE_FOR_ALL.items():
+        for rule, options in with_gates(ONE_FOR_ALL, *ONE_FOR_ALL).items():
             reports = [self.run(streams, rule, options, seconds, seed) for seed in SEEDS]
             worst = mean(report.worst_violation_rate for report in reports)
             missed = mean(report.violation_rate for report in reports)
@@ -203,7 +215,7 @@ def on_gpu(wanted: set[str], segment_ms: float) -> Stage:
     models = {}
     for name in sorted(wanted):
         began_s = time.perf_counter()
-        models[name] = Segments(gpu, name, segment_ms)
+        models[name] = Segments(gpu, name, segment_ms, gates=True)
         made, took_s = models[name], time.perf_counter() - began_s
         total_ms = sum(made.times_s) * 1e3
         print(f"{name}: {made.count} x {total_ms / made.count:.3f} ms, {made.kernels} kernels, {made.speeds}", end="")

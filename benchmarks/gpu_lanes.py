@@ -2,14 +2,18 @@
 
 The engine runs on one thread, which starts captured segments on the streams of lanes and polls for their ends. A
 segment is captured once for the whole GPU, once with high priority and once for each partition. Its outputs are in
-memory that all captures share, so that a model can continue on another lane.
+memory that all captures share, so that a model can continue on another lane. With gates, all segments of a capture are
+one graph besides, which leaves at a gate when the engine stops it.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +28,13 @@ from weft.engine.engine import Completion
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.engine.policies import Setting
 from weft.engine.policies.base import Candidate, LaneState, Running, Start
-from weft.runtime.backend import Ended, StepEnd, StepOutput
+from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
+from weft.runtime.cuda.gates import REFUSED, Computed, SegmentSpan
 from weft.runtime.cuda.gpu import _new_stream
+from weft.runtime.cuda.gpu_gates import GatedGraph, GateKernels, GpuGateMemory, RegisteredStops
 from weft.runtime.cuda.partitions import LOW, Part, another_stream, bindings, cut
-from weft.runtime.lanes import LaneExecutor
+from weft.runtime.isolated.stop_table import StopTable, map_stops
+from weft.runtime.lanes import Lane, LaneExecutor
 from weft.serving.gpu_sharing import GpuSharing, LaneRun
 
 CUT_OFF = (48, 64)
@@ -93,6 +100,12 @@ class TorchGpu:
         parts = [torch.cuda.ExternalStream(part.streams[LOW]) for part in self.parts]
         self._streams = [*low, torch.cuda.Stream(priority=-3), *parts]
 
+    @cached_property
+    def gates(self) -> tuple[GateKernels, RegisteredStops, StopTable]:
+        """What gates need; ``NoGates`` if the GPU cannot have them."""
+        table = StopTable()
+        return GateKernels(0), RegisteredStops(map_stops(os.dup(table.file)), 0), table
+
     def variant(self, lane: int) -> int:
         """Which captures a lane replays."""
         return HIGH if lane == STREAMS else self.cuts.part_of(lane)
@@ -112,9 +125,9 @@ class TorchGpu:
 
 
 class Segments:
-    """A model in segments, captured on all shares."""
+    """A model in segments, captured on all shares; *gates*: whether they are joined to graphs with gates, too."""
 
-    def __init__(self, gpu: TorchGpu, name: str, segment_ms: float) -> None:
+    def __init__(self, gpu: TorchGpu, name: str, segment_ms: float, *, gates: bool = False) -> None:
         self.name = name
         kind, rows = name.rstrip("*").split("-b")
         make, shape = MODELS[kind]
@@ -133,6 +146,19 @@ class Segments:
         self._launch = bindings().cuGraphLaunch
         self._runnable = {variant: [runnable(graph) for graph in graphs] for variant, graphs in self._graphs.items()}
         self.times_s, self.speeds = self._measured(gpu)
+        self._generation = 0  # launches that gates have ended
+        if gates:
+            kernels, stops, _ = gpu.gates
+            self._gate_memory = GpuGateMemory(stops, torch.device("cuda"), 0)
+            self._gated = {
+                variant: GatedGraph(
+                    kernels,
+                    self._gate_memory,
+                    [graph.raw_cuda_graph() for graph in graphs],
+                    gpu.parts[variant - 1] if variant > 0 else None,
+                )
+                for variant, graphs in self._graphs.items()
+            }
 
     @property
     def count(self) -> int:
@@ -141,6 +167,18 @@ class Segments:
     def replay(self, variant: int, segment: int, stream: Any) -> None:
         """Start a segment; torch's own call wants the stream to be the current one, which takes longer."""
         checked(self._launch(self._runnable[variant][segment], stream))
+
+    def launch(self, variant: int, first: int, segments: int, slot: int, stream: Any) -> Computed:
+        """Start several segments, which leave at a gate when *slot* of the stop table is stopped."""
+        graph, span = self._gated[variant], SegmentSpan(first, first + segments, slot, self._generation)
+        ended = self._gate_memory.launch(lambda: graph.launch(int(stream)), span, [])
+
+        def computed() -> int:
+            count = ended()
+            self._generation += 0 <= count < segments
+            return 0 if count == REFUSED else count
+
+        return computed
 
     def _divided(self, layers: Sequence[Any], given: Any, segment_ms: float) -> list[Any]:
         """Layers in groups that take about as long, by what each of them takes in a graph."""
@@ -267,13 +305,40 @@ class _Flight(NamedTuple):
     began: int
     mark: Any
     ended: Ended
+    started: _Started
 
 
-class _Started(NamedTuple):
-    onward: Sequence[StepOutput] | None
+class _Started:
+    """Segments that were started."""
+
+    error = None
+
+    def __init__(self, onward: Sequence[StepOutput] | None = None) -> None:
+        self.onward = onward
 
     def stop(self) -> None:
-        """What was started runs to its end."""
+        """Do nothing: one segment runs to its end."""
+
+    def computed(self) -> int | None:
+        """How many segments were computed, once they have ended; None: all."""
+        return None
+
+
+class _Gated(_Started):
+    """Segments that leave at a gate when they are stopped."""
+
+    def __init__(self, table: StopTable, model: Any, variant: int, step: Step, stream: Any) -> None:
+        super().__init__()
+        self._table, self._slot, self._segments = table, table.take(), step.segments
+        self._count = model.launch(variant, step.segment, step.segments, self._slot, stream)
+
+    def stop(self) -> None:
+        self._table.stop(self._slot)
+
+    def computed(self) -> int | None:
+        self._table.release(self._slot)
+        count = self._count()
+        return None if count == self._segments else count
 
 
 class PolledLane:
@@ -281,15 +346,20 @@ class PolledLane:
 
     ahead, apart, able = DEVICE_AHEAD, False, True
 
-    def __init__(self, index: int, gpu: Any, now: Callable[[], int]) -> None:
+    def __init__(self, index: int, gpu: Any, now: Callable[[], int], *, gated: bool = False) -> None:
         self._now, self._variant, self._ends = now, gpu.variant(index), gpu.ends(index)
+        self._table = gpu.gates[-1] if gated else None
         self._flights: deque[_Flight] = deque()
 
-    def start(self, model: Any, segment: int, ended: Ended) -> _Started:
-        began = self._now()
-        model.replay(self._variant, segment, self._ends.stream)
-        self._flights.append(_Flight(began, self._ends.mark(), ended))
-        return _Started(() if segment + 1 < model.count else None)
+    def start(self, model: Any, step: Step, ended: Ended) -> _Started:
+        began, stream = self._now(), self._ends.stream
+        if self._table:
+            started: _Started = _Gated(self._table, model, self._variant, step, stream)
+        else:
+            model.replay(self._variant, step.segment, stream)
+            started = _Started(() if step.segment + 1 < model.count else None)
+        self._flights.append(_Flight(began, self._ends.mark(), ended, started))
+        return started
 
     @property
     def busy(self) -> bool:
@@ -300,7 +370,7 @@ class PolledLane:
         found = False
         while self._flights and self._ends.passed(self._flights[0].mark):
             flight, found = self._flights.popleft(), True
-            flight.ended(StepEnd(flight.began, self._now()))
+            flight.ended(StepEnd(flight.began, self._now(), computed=flight.started.computed()))
         return found
 
     def close(self, patience_s: float | None = None) -> bool:
@@ -308,18 +378,23 @@ class PolledLane:
 
 
 class _Work(NamedTuple):
-    """A batch of a model; what it holds lies where the model's segments look for it."""
+    """Batches of a model; what they hold lies where the model's segments look for it."""
 
     model: Any
     body: int
+    timing: Any
 
-    def steady(self, segment: int) -> bool:
-        return True
+    @property
+    def loaded(self) -> _Work:
+        return self
 
-    def start(self, segment: int, lane: Any, ended: Ended, *, here: bool) -> _Started:
-        return lane.start(self.model, segment, ended)
+    def step(self, segment: int) -> Step:
+        return Step(segment, (), rows=1)
 
-    def take(self, segment: int, made: Sequence[StepOutput]) -> None:
+    def start(self, step: Step, lane: Any, ended: Ended, *, here: bool) -> _Started:
+        return lane.start(self.model, step, ended)
+
+    def take(self, segment: int, outputs: Sequence[StepOutput]) -> None:
         """Nothing is handed on but by memory."""
 
 
@@ -331,7 +406,12 @@ class GpuLanes:
     def __init__(self, gpu: Any, models: Sequence[Any], setting: Setting, sharing: GpuSharing | None) -> None:
         """models: of each stream. sharing: what learns of pairs."""
         self._gpu, self._sharing, self._began = gpu, sharing, time.perf_counter_ns()
-        self._works = [_Work(model, at) for at, model in enumerate(models)]
+        self._gated = any(program.gated for program in setting.programs)
+        self._works = [
+            _Work(model, at, SimpleNamespace(steady=all_known, foreseen=all_known))
+            for at, model in enumerate(models)
+            for all_known in [(True,) * model.count]
+        ]
         self.log: list[tuple[Candidate, LayerTimes]] = []
         self.spans: list[tuple[int, int, int, int]] = []
         """Stream, lane, and when it ran."""
@@ -341,7 +421,11 @@ class GpuLanes:
         self._polled: list[PolledLane] = []
         count = len(setting.shares.lanes) if setting.shares else 1
         self.lanes = LaneExecutor(
-            self, count, lambda each: self._works[each.stream], lambda: None, shares=setting.shares is not None
+            self,
+            count,
+            lambda candidate, _: (self._works[candidate.stream], False),
+            lambda: None,
+            shares=setting.shares is not None,
         )
         self.lanes.watch = self._watch
 
@@ -349,7 +433,7 @@ class GpuLanes:
         return time.perf_counter_ns() - self._began
 
     def lane(self, index: int, *, pin: bool = False) -> PolledLane:
-        self._polled.append(PolledLane(index, self._gpu, self.now))
+        self._polled.append(PolledLane(index, self._gpu, self.now, gated=self._gated))
         return self._polled[-1]
 
     def _watch(self, lane: int, completion: Completion) -> None:
@@ -395,8 +479,12 @@ class GpuLanes:
     def held(self) -> tuple[LaneState, ...]:
         return self.lanes.held()
 
-    def submit(self, start: Start) -> None:
-        self.lanes.submit(start)
+    @property
+    def queues(self) -> Sequence[Lane]:
+        return self.lanes.queues
+
+    def submit(self, start: Start, batch: object = None) -> None:
+        self.lanes.submit(start, batch)
 
     def abortable(self) -> tuple[Running, ...]:
         return self.lanes.abortable()
