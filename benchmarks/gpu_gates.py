@@ -30,7 +30,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 NETWORKS = ("resnet50-b32", "resnet50-b1", "encoder-b16", "bertlarge-b1")
@@ -664,8 +664,12 @@ class Started:
     def __init__(self, batch: Batch, lane: Any, ends: SimpleQueue[Started] | None = None) -> None:
         """ends: where it is put when it has ended."""
         self.batch, self._ended, self._ends = batch, threading.Event(), ends
-        self.began_s = time.perf_counter()
+        self._is_stopped = False
         self.run = batch.model.start(batch.step(), lane, self._take)
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self.run.stop()
 
     def _take(self, end: Any) -> None:
         self.end, self.ended_s = end, time.perf_counter()
@@ -676,16 +680,20 @@ class Started:
     def wait(self) -> Any:
         if not self._ended.wait(20.0):
             raise TimeoutError("a step does not end")
-        if self.end.error is not None:
+        if self.end.error is None:
+            return self.end.outputs, self.end.computed
+        if not self._is_stopped or "InterruptedError" not in str(self.end.error):
             raise self.end.error
-        return self.end.outputs, self.end.computed
+        return (), 0  # as in the engine: a step without gates that was stopped before it began computes nothing
 
 
 def measure_worker(result: dict[str, Any]) -> None:
     """Two models in a real worker process."""
     from weft.runtime.isolated.device import DeviceBackend
     from weft.runtime.isolated.limits import WorkerLimits
+    from weft.serving.server import SWITCH_S
 
+    sys.setswitchinterval(SWITCH_S)  # as in a server, or whoever waits for Python's lock waits for 5 ms
     device = os.environ.get("WEFT_GATES_DEVICE", "cuda:0")
     programs = (HEAVY, URGENT) if device == "cuda:0" else (SMALL, SMALL._replace(name="urgent"))
     backend = DeviceBackend(device, WorkerLimits(kill_s=20.0, gates=True), None)
@@ -710,12 +718,12 @@ def measure_worker(result: dict[str, Any]) -> None:
                 result,
                 "stopped at random",
                 lambda found: found.update(
-                    stop_at_random(batches, begin, lambda started: started.run.stop(), lambda started: started.wait())
+                    stop_at_random(batches, begin, lambda started: started.stop(), lambda started: started.wait())
                 ),
             )
             heavy = Batch(models[0], programs[0].draw(rng, programs[0].max_batch))
             urgent = Batch(models[1], programs[1].draw(rng, 1))
-            attempt(result, "urgent", partial(measure_urgent, heavy, urgent, lane))
+            attempt(result, "latency", partial(measure_urgent, heavy, urgent, lane))
             result["deaths"] = backend.counts().deaths
     finally:
         backend.close()
@@ -723,28 +731,41 @@ def measure_worker(result: dict[str, Any]) -> None:
 
 def measure_urgent(heavy: Batch, urgent: Batch, lane: Any, found: dict[str, Any]) -> None:
     """Latencies of an urgent model: alone, beside one that always has batches, and where these are stopped for it."""
-    found["heavy_alone_per_s"] = len(loop(heavy, None, lane, stops=False)[1]) / WINDOW_S
-    for name, beside, stops in (("alone", None, False), ("waits", heavy, False), ("stops", heavy, True)):
-        latencies, heavy_ends, leave_us = loop(beside, urgent, lane, stops=stops)
-        found[name] = {"us": spread(latencies), "heavy_per_s": len(heavy_ends) / WINDOW_S, "leave_us": spread(leave_us)}
+    for name, beside, other, stops in (
+        ("heavy alone", heavy, None, False),
+        ("alone", None, urgent, False),
+        ("waits", heavy, urgent, False),
+        ("stops", heavy, urgent, True),
+    ):
+        latencies, heavy_ends, leave_us, busy_s = loop(beside, other, lane, stops=stops)
+        per_s, busy_pct = len(heavy_ends) / WINDOW_S, round(busy_s / WINDOW_S * 100, 1)
+        found[name] = {
+            "us": spread(latencies),
+            "heavy_per_s": per_s,
+            "leave_us": spread(leave_us),
+            "busy_pct": busy_pct,
+        }
 
 
-WINDOW_S, EVERY_S = 4.0, 0.008
+WINDOW_S, EVERY_S, LEAST_TIMES = 4.0, 0.008, 8
+"""Length of a measurement, and between requests to the urgent model: at least this, and this many of its times."""
 
 
 def loop(
     heavy: Batch | None, urgent: Batch | None, lane: Any, *, stops: bool
-) -> tuple[list[float], list[float], list[float]]:
+) -> tuple[list[float], list[float], list[float], float]:
     """Start batches of *heavy* without end, and *urgent* at random times, for ``WINDOW_S``.
 
-    Returns latencies of *urgent* in us, when batches of *heavy* ended, and us from stops to the ends of these steps.
+    Returns latencies of *urgent* in us, when batches of *heavy* ended, us from stops to the ends of these steps, and
+    the seconds in which the device computed: the rest is the way of tensors to the worker and back.
     """
     rng, ends = random.Random(0), SimpleQueue[Started]()
     latencies, heavy_ends, leave_us = list[float](), list[float](), list[float]()
     under_way: dict[str, Started | None] = {"heavy": None, "urgent": None}
-    stopped_s = arrived_s = 0.0
+    stopped_s = arrived_s = busy_s = 0.0
     end_s = time.perf_counter() + WINDOW_S
-    due_s = time.perf_counter() + rng.expovariate(1 / EVERY_S)
+    every_s = max(EVERY_S, LEAST_TIMES * sum(urgent.model.timing.times_at(urgent.rows)) if urgent else 0.0)
+    due_s = time.perf_counter() + rng.expovariate(1 / every_s)
     while (now_s := time.perf_counter()) < end_s or any(under_way.values()):
         running = under_way["heavy"]
         if now_s >= end_s:
@@ -752,7 +773,7 @@ def loop(
         if urgent is not None and not under_way["urgent"] and not arrived_s and now_s >= due_s:
             arrived_s = due_s
             if stops and running is not None:
-                running.run.stop()
+                running.stop()
                 stopped_s = time.perf_counter()
             urgent.restart()
             under_way["urgent"] = Started(urgent, lane, ends)
@@ -760,17 +781,19 @@ def loop(
             if heavy.at == len(heavy.model.segments) or not stops:
                 heavy.restart()
             under_way["heavy"] = Started(heavy, lane, ends)
+        awaited_s = float("inf") if under_way["urgent"] else due_s  # polling would keep Python's lock from the readers
         try:
-            ended = ends.get(timeout=max(0.0, min(due_s, now_s + 0.002) - time.perf_counter()))
-        except Exception:
+            ended = ends.get(timeout=max(0.0, min(awaited_s, now_s + 0.1) - time.perf_counter()))
+        except Empty:
             continue
         outputs, computed = ended.wait()
+        busy_s += (ended.end.ended - ended.end.began) / 1e9
         done = ended.batch.take(outputs, computed) is not None
         if ended.batch is urgent:
             under_way["urgent"] = None
             if done:
                 latencies.append((ended.ended_s - arrived_s) * 1e6)
-                arrived_s, due_s = 0.0, due_s + rng.expovariate(1 / EVERY_S)
+                arrived_s, due_s = 0.0, due_s + rng.expovariate(1 / every_s)
             else:
                 under_way["urgent"] = Started(urgent, lane, ends)
             continue
@@ -781,7 +804,7 @@ def loop(
         elif stopped_s:
             leave_us.append((ended.ended_s - stopped_s) * 1e6)
         stopped_s = 0.0
-    return latencies, heavy_ends, leave_us
+    return latencies, heavy_ends, leave_us, busy_s
 
 
 if __name__ == "__main__":

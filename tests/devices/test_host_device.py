@@ -26,7 +26,7 @@ from weft.devices import (
     read_host,
 )
 from weft.devices.costs.program import Program
-from weft.devices.host import HostModel, write_host
+from weft.devices.host import Gates, HostModel, write_host
 from weft.engine import Engine, SaturatedStreams, SimulatedHost
 from weft.engine.admission import Refusal
 from weft.engine.policies import Setting, make_policy
@@ -405,6 +405,28 @@ def test_what_requests_take_besides_segments_is_measured_after_pauses(monkeypatc
     survey_of_one = _Survey((), (1,), 1, 1.0, Path(), None, None, served=served)
     assert survey_of_one._overhead(None, Subject("net"), [0.001, 0.002]) == pytest.approx([0.001, 0.0015])
     assert [(stream["arrival"], stream["clients"], stream["think_ms"]) for stream in sent] == [("closed", 1, 20.0)]
+
+
+def test_gates_cost_as_much_as_the_server_measured_and_the_times_of_segments_contain_them():
+    costs = [{"gate_us": 9.0, "leave_us": leave_us, "launch_us": 2 * leave_us} for leave_us in (7.0, 8.0, 30.0)]
+    served = {str(number): {"gated": True, "gates": each} for number, each in enumerate(costs)}
+    without = {"plain": {"gated": False, "gates": None}}
+    hosts = (_Survey((), (1,), 1, 1.0, Path(), None, None, served=each) for each in (served | without, without))
+    assert [each._gates() for each in hosts] == [Gates(gate_us=0, leave_us=8.0, launch_us=16.0), None]
+
+
+@pytest.mark.parametrize(
+    ("gates", "compute", "launch", "leave"),
+    [({}, 12_500, 20_000, 10_000), ({"gate_us": 0, "leave_us": 8, "launch_us": 16}, 0, 16_000, 8_000)],
+)
+def test_a_simulated_start_on_a_host_with_gates_costs_what_they_cost(gates, compute, launch, leave):
+    plain, gated = (prepare(workload(), changed(gates=each)).setting.programs for each in (None, gates))
+    for before, program in zip(plain, gated, strict=True):
+        assert (program.gated, program.launch, program.leave) == (True, launch, leave)
+        assert all(
+            after - ticks == pytest.approx(compute, abs=1)
+            for ticks, after in zip(before.compute, program.compute, strict=True)
+        )
 
 
 def test_a_queue_that_is_full_shows_that_lanes_are_busy_and_any_other_refusal_is_told():

@@ -22,6 +22,7 @@ from tests.engine.ahead import AheadBackend
 from tests.engine.naive import program
 from weft.base.errors import RequestError
 from weft.devices.costs.program import Program
+from weft.devices.host import Gates
 from weft.engine import Completion, SimulatedHost, request_engine
 from weft.engine.lateness import SOFT
 from weft.engine.policies import Candidate, Option, Policy, Setting, Start, make_policy
@@ -119,7 +120,8 @@ class Load:
 
     @property
     def setting(self) -> Setting:
-        programs = tuple(replace(one, gated=self.gated) for each in self.kinds for one in each.programs)
+        gates = {"gated": self.gated, "launch": self.launch, "leave": self.leave}
+        programs = tuple(replace(one, **gates) for each in self.kinds for one in each.programs)
         return Setting(
             programs,
             NO_BUFFER,
@@ -127,8 +129,6 @@ class Load:
             lanes=self.lanes,
             ahead=self.ahead,
             apart=self.apart,
-            launch_ticks=self.launch,
-            leave_ticks=self.leave,
         )
 
     @property
@@ -370,6 +370,8 @@ def loads(
 # A real dispatcher on a clock that jumps
 
 MS = 1_000_000
+FREE = Gates(gate_us=0, leave_us=0, launch_us=0)
+"""Gates that cost nothing."""
 """A millisecond in ticks of the server's clock."""
 
 
@@ -495,7 +497,7 @@ class Scripted(ModelDefaults):
         # a batch that is larger than the largest one takes as long as that
         times_s = {size: tuple(each / 1e3 for each in ms[min(size, len(ms)) - 1]) for size in range(1, 65)}
         shapes = {"x": (1, max(1, len(exits)))} if measured else None
-        self.timing = SegmentTiming((steady,) * len(ms[0]), times_s, shapes, gated=gated)
+        self.timing = SegmentTiming((steady,) * len(ms[0]), times_s, shapes, gated=gated, gates=FREE)
         self.batching = Batching(batchable, len(ms), any_shapes=True, mergeable=True)
         specs = [ExitSpec(output=f"y{end}", segment=end - 1) for end in (*exits, len(ms[0]))]
         self.exits = ModelExits(tuple(specs), "probabilities") if exits else None

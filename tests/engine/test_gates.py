@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.engine.agreement import assert_same_fates, shared_loads
 from tests.engine.hosts import Kind, ListedFeed, Load, Order, Ran, WatchedHost, kind, loads, run_load
 from tests.engine.workloads import SERVING
-from weft.devices.host import Gates
 from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
 from weft.engine import Completion, SimulatedHost, request_engine
 from weft.engine.lane_plan import LanePlanner, next_gate
@@ -356,5 +355,4 @@ def test_edf_on_gates_that_cost_nothing_serves_every_request_when_edf_does_that_
 )
 @given(load=shared_loads(), lanes=st.integers(1, 2))
 def test_the_server_does_on_gates_what_the_simulator_does(policy, load, lanes, monkeypatch):
-    monkeypatch.setattr("weft.serving.dispatch.GATES", Gates(launch_us=0, leave_us=0))
     assert_same_fates(monkeypatch, policy, replace(load, lanes=lanes, ahead=1, apart=lanes > 1, gated=True))

@@ -20,8 +20,9 @@ from tests.runtime.cuda.nets import chain, choosing, drawn, wanted
 from tests.serving import live
 from tests.serving.live import device_worker
 from tests.support.concurrency import until
-from tests.support.inference import infer_fp32
+from tests.support.inference import infer_fp32, send
 from weft.base.errors import InputError
+from weft.devices.host import Gates
 from weft.runtime import device_kinds
 from weft.runtime.cuda.cpu_twins import TWIN
 from weft.runtime.isolated.device import DeviceBackend
@@ -80,8 +81,13 @@ def test_with_gates_a_batch_is_one_step(folder: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(type(model), "start", recorded)
         with ThreadPoolExecutor(6) as clients:
             answers = list(clients.map(lambda feed: infer_fp32(server, "chain", feed), feeds))
+        gates = server.server.service.dispatcher.streams.programs[0], model.timing.gates
+        profile = send(server, "GET", "/weft/profile").json()["models"]["chain"]
     for feed, answer in zip(feeds, answers, strict=True):
         np.testing.assert_allclose(answer, wanted(path, feed), rtol=1e-4, atol=1e-5)
+    program, costs = gates
+    assert (program.launch, program.leave) == (round(costs.launch_us * 1e3), round(costs.leave_us * 1e3)) > (0, 0)
+    assert Gates(**profile["gates"]) == costs
     assert sent and all(step.segment + step.segments == len(model.segments) for step in sent)
 
 

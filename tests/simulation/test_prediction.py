@@ -60,6 +60,16 @@ def test_what_is_known_of_the_way_and_of_hand_overs_is_added(tmp_path):
     assert long.overhead_s == 0.001
 
 
+def test_a_server_with_gates_started_whole_batches_which_left_at_gates(tmp_path):
+    content = benchmark_report()
+    content["profile"]["hand_over_s"] = 0.0005  # not between segments of one launch
+    for model in content["profile"]["models"].values():
+        model |= {"gated": True, "gates": {"gate_us": 3.0, "leave_us": 200.0, "launch_us": 100.0}}
+    long, short = predict(written(tmp_path, content)).streams
+    assert short.predicted.mean_s == pytest.approx(0.0001 + 0.010 + 0.0002 - 0.001 + 0.0001 + 0.002 + 0.001)
+    assert long.predicted.p99_s == pytest.approx(0.042 + 2 * 0.0001 + 0.0002 + 0.0001 + 0.001, rel=0.001)
+
+
 def test_requests_of_the_warm_up_are_served_but_not_counted(tmp_path):
     long, short = predict(written(tmp_path, benchmark_report(workload={"warmup_s": 0.05}))).streams
     assert (long.requests, short.requests) == (1, 0)

@@ -165,7 +165,7 @@ class GpuCuts(BaseModel, extra="forbid", frozen=True):
 
 
 class Gates(BaseModel, extra="forbid", frozen=True):
-    """The costs of gates, at which the device ends a batch that was revoked; the defaults were measured on an H200."""
+    """The costs of gates, at which the device ends a batch that was revoked; the defaults are an H200's."""
 
     gate_us: Micros = 12.5
     """Added to every segment by the gate before it; 0 if the measured times contain it."""

@@ -268,7 +268,6 @@ class LanePlanner:
     def _look_at(self, policy: Policy, lane: LaneQueue[Queued], now: int, *, closed: bool) -> PlannedLane:
         """Return a lane as the policy sees it before its first decision."""
         setting, planned, tasks, fixed = policy.setting, PlannedLane(), lane.tasks, 0
-        cost = setting.leave_ticks + setting.launch_ticks
         for task in tasks:
             candidate, program, done = task.candidate, setting.programs[task.candidate.program], self._done.get(task)
             if task.layers is None:
@@ -281,7 +280,7 @@ class LanePlanner:
             # To leave and to start again would take longer than what is left of it, or nothing fits behind it.
             if task.aborted:
                 pass
-            elif gate.after <= cost or (done is None and len(tasks) > MOST_AHEAD):
+            elif gate.after <= program.leave + program.launch or (done is None and len(tasks) > MOST_AHEAD):
                 end, until, fixed = candidate.layer + task.layers, until + gate.after, fixed + 1
                 planned.ending = True
             else:

@@ -137,7 +137,6 @@ class SimulatedHost:
         self._shares = setting.shares
         if self._shares:
             self._lanes = len(self._shares.lanes)
-        self._launch_ticks, self._leave_ticks = setting.launch_ticks, setting.leave_ticks
         self._abortable, self._abort_ticks, self._abort_from = abortable, abort_ticks, abort_from
         self._step_ticks, self._crowd = step_ticks, crowd
         self._speeds: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
@@ -296,13 +295,14 @@ class SimulatedHost:
         if start.layers is None:
             work = self._draw_work(candidate)
             return _Segment(candidate, work.before, ceil(work.ticks), work.ticks)
-        compute = self._programs[candidate.program].compute
+        program = self._programs[candidate.program]
+        compute = program.compute
         works = [
             self._draw_work(candidate._replace(layer=layer, compute=compute[layer]))
             for layer in range(first, first + start.layers)
         ]
         ends = tuple(accumulate([work.ticks for work in works]))
-        before = works[0].before + self._launch_ticks
+        before = works[0].before + program.launch
         return _Segment(candidate, before, ceil(ends[-1]), ends[-1], layers=start.layers, ends=ends)
 
     def _draw_work(self, candidate: Candidate) -> DrawnWork:
@@ -322,7 +322,7 @@ class SimulatedHost:
         segment.after = preceding_tasks(segment, lane, self._queues, shares=self._shares is not None)
         if lane.tasks and not segment.after:
             # it was sent while the one before it ran
-            segment.before = 0 if segment.layers is None else self._launch_ticks
+            segment.before = 0 if segment.layers is None else self._programs[segment.candidate.program].launch
         lane.tasks.append(segment)
         self._begin_waiting()
 
@@ -378,7 +378,7 @@ class SimulatedHost:
         segment.aborted = True  # as on a real lane, which does not know either whether it is in its last layer
         if layers < len(segment.ends):
             segment.layers = layers
-            segment.rest = until + self._leave_ticks
+            segment.rest = until + self._programs[segment.candidate.program].leave
             segment.ticks = ceil(segment.rest)
             if segment.begin != NOT_YET:
                 segment.end = max(self._now, segment.begin) + segment.ticks

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from weft.devices.host import GpuCuts, times_at
+from weft.devices.host import Gates, GpuCuts, times_at
 from weft.devices.shares import GpuLikeness
 from weft.runtime.exits import ExitSpec, Kind
 from weft.runtime.stitched import TaskSpec
@@ -41,6 +41,8 @@ class SegmentTiming:
     gated: bool = False
     """Whether a step may cover several segments: between them are gates, at which the device ends the step when it is
     stopped. Without gates the host starts every segment."""
+    gates: Gates | None = None
+    """What its gates cost; ``times_s`` contain it. None: it was not measured."""
     foreseen: tuple[bool, ...] = ()
     """Whether the expected time of each segment can be relied on; ``steady`` by default. They differ where segments run
     in a worker process: none may run on the event loop, yet their times are known."""

@@ -18,7 +18,6 @@ from threading import get_ident
 
 from weft.base.errors import Cancelled, Expired, Failed, InputError, Overloaded, RequestError, first_line
 from weft.devices.costs.program import Program
-from weft.devices.host import Gates
 from weft.engine.admission import Refusal
 from weft.engine.engine import Completion
 from weft.engine.for_requests import request_engine
@@ -38,8 +37,6 @@ log = logging.getLogger("weft.engine")
 
 QUEUE_FULL = "exceeds its maximum queue size"
 """Part of an error message, by which ``planning`` recognizes this error."""
-GATES = Gates()
-"""Expected costs of gates, where a device has them."""
 TURN_NS = 2_000_000
 """How long a turn of the engine may hold the event loop; longer would delay the network, shorter costs throughput."""
 
@@ -70,7 +67,6 @@ class Dispatcher:
         self.sharing = sharing_for(policy, backend.device)
         shares = self.sharing.shares if self.sharing else None
         setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes, shares=shares)
-        setting = replace(setting, launch_ticks=round(GATES.launch_us * 1e3), leave_ticks=round(GATES.leave_us * 1e3))
         make_request_policy(policy, setting, options)  # checks the options before lanes are started
         count = len(shares.lanes) if shares else lanes
         self.lanes = LaneExecutor(backend, count, self._work_of, self._wake, pin=pin, shares=shares is not None)

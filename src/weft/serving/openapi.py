@@ -376,6 +376,7 @@ SCHEMAS: dict[str, Json] = {
         exits=_list(_type("integer", "After how many segments samples may leave, the end not among them.", minimum=1)),
         exit_rates=_list(_type("number", "Share of the samples that leave there, the end last.")),
         gated=_type("boolean", "Whether the device can end a batch between two segments."),
+        gates=_type(["object", "null"], "What its gates cost, as measured when it was loaded."),
     ),
     "Renewal": _object(
         "The changes that a server took over.",

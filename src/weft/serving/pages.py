@@ -136,6 +136,7 @@ def profile(service: Service) -> dict[str, Any]:
                 "max_batch": slot.served.loaded.batching.max_batch,
                 **_describe_engines(slot.served.loaded),
                 "gated": slot.served.timing.gated,
+                "gates": gates.model_dump(mode="json") if (gates := slot.served.timing.gates) else None,
                 "queue_size": slot.config.queue_size,
                 "batch_timeout_ms": slot.config.batch_timeout_ms,
                 "like": _sensitivities_by_rows(slot.served.loaded),

@@ -18,6 +18,7 @@ import numpy as np
 
 from weft.base.errors import BadRequest
 from weft.devices.costs.program import Program
+from weft.devices.host import Gates
 from weft.devices.shares import GpuLikeness
 from weft.engine.policies.base import NO_DEADLINE, Candidate
 from weft.engine.requests import Requests
@@ -452,9 +453,9 @@ def _estimate_program(model: ServedModel, shapes: Shapes, rows: int, size: int) 
     else:
         ticks = [max(INLINE_TICKS, round(time * 1e9 * min(size_ratio, 1.0))) for time in times]
     zeros = (0,) * len(ticks)  # segments have no ticks for fetching weights, and no bytes of weights
-    program = Program(
-        model.name, model.loaded.segments, zeros, compute=tuple(ticks), weight_bytes=zeros, gated=model.timing.gated
-    )
+    program = Program(model.name, model.loaded.segments, zeros, compute=tuple(ticks), weight_bytes=zeros)
+    if model.timing.gated:
+        program = program.with_gates(model.timing.gates or Gates())
     exit_rules = model.exit_rules
     return replace(program, exits=exit_rules.layers, exit_rates=exit_rules.shares.published) if exit_rules else program
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from weft.base.errors import InputError
 from weft.base.jsonfile import first_problem, read_json
 from weft.devices.costs.program import Program
-from weft.devices.host import GpuCuts, like_at
+from weft.devices.host import Gates, GpuCuts, like_at
 from weft.devices.shares import GpuLikeness, Shares
 from weft.engine import Arrivals, SimulatedHost, request_engine
 from weft.engine.lane_queues import DEVICE_AHEAD
@@ -68,6 +68,10 @@ class _MeasuredModel(_Part):
     """Share of requests that the server expected to leave at each exit, the end last."""
     like: dict[int, GpuLikeness] = {}
     """Batch size -> resource use of the model, where models share a GPU."""
+    gated: bool = False
+    """Whether the device could end a batch between two segments."""
+    gates: Gates | None = None
+    """What its gates cost; None: it was not measured."""
 
     @model_validator(mode="after")
     def _consistent(self) -> _MeasuredModel:
@@ -366,14 +370,19 @@ def _terms(bench: _BenchFile, profile: _Profile, index: int, model: _MeasuredMod
 
 
 def _program(name: str, model: _MeasuredModel, batch: int, hand_over_s: float) -> Program:
-    """Return the measured segments of a model at a batch size as a program; each takes *hand_over_s* longer."""
+    """Return the measured segments of a model at a batch size as a program.
+
+    hand_over_s: added to every segment, unless the server started all of them at once.
+    """
     times = model.seen_s.get(batch) or model.times_s.get(batch) or []
     if len(times) != len(model.segments):
         raise InputError(f"{name}: {len(times)} times for {len(model.segments)} segments at batch {batch}")
     nothing = (0,) * len(times)
-    ticks = tuple(max(1, round((time_s + hand_over_s) * TICKS_PER_S)) for time_s in times)
+    added_s = 0.0 if model.gated else hand_over_s
+    ticks = tuple(max(1, round((time_s + added_s) * TICKS_PER_S)) for time_s in times)
     rates = tuple(model.exit_rates) if model.exits else ()
-    return Program(name, tuple(model.segments), nothing, ticks, nothing, tuple(model.exits), rates)
+    program = Program(name, tuple(model.segments), nothing, ticks, nothing, tuple(model.exits), rates)
+    return program.with_gates(model.gates or Gates()) if model.gated else program
 
 
 def _measured_latencies(stream: _Stream) -> Floats:

@@ -177,7 +177,7 @@ def test_what_is_there_already_is_not_learned(
     first = opened(file, FOUR, device)
     with pytest.raises(NotLearned, match="no loaded body fits it"):
         opened(stitched(files[1:3], tmp_path / "others.onnx"), FOUR, device, learn=False)
-    with monkeypatch.context() as patched, pytest.raises(NotLearned, match="has no room for it"):
+    with monkeypatch.context() as patched, pytest.raises(NotLearned, match="no loaded body has room for it"):
         patched.setattr(body_serving, "check", None)  # nobody comes to compare it
         opened(more, LoadOptions(max_batch=8), device, learn=False)
     taken = opened(more, FOUR, device, tmp_path / "cache", learn=False)

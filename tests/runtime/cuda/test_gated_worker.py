@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +31,7 @@ from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.device import DeviceBackend, SeveralDevices
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.packets import Garbled, Line
-from weft.runtime.isolated.process import WorkerProcess
+from weft.runtime.isolated.process import WorkerProcess, WorkerRun
 from weft.runtime.isolated.stop_table import SLOTS, StopTable, map_stops
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
@@ -237,26 +238,64 @@ class Run:
 
     over = False
 
-    def __init__(self, *, waits: bool) -> None:
-        self.waits, self.asked, self.killed = waits, 0, False
+    def __init__(self, *, waits: bool = False, uninterrupted_s: float = 0.0) -> None:
+        self.waits, self.uninterrupted_s, self.asked = waits, uninterrupted_s, 0
+        self.killed_s = 0.0
+        """When it was killed; 0: it was not."""
 
     def request_stop(self) -> None:
         self.asked += 1
 
     def kill(self, why: str) -> None:
-        self.killed = self.over = True
+        self.killed_s, self.over = time.monotonic(), True
 
 
-def test_only_a_step_that_waits_for_no_other_is_killed() -> None:
-    timer = KillTimer(0.02)
-    first, second = Run(waits=False), Run(waits=True)
+@pytest.fixture
+def timer() -> Iterator[KillTimer]:
+    found = KillTimer(0.05)
+    yield found
+    found.close()
+
+
+def test_only_a_step_that_waits_for_no_other_is_killed(timer: KillTimer) -> None:
+    first, second = Run(), Run(waits=True)
     timer.watch(first)
     timer.watch(second)
-    until(lambda: first.killed and second.asked > 3, "the first is killed, and the second asked again")
-    assert not second.killed
-    second.waits = False
-    until(lambda: second.killed, "the second is killed when it is its turn")
-    timer.close()
+    until(lambda: first.killed_s and second.asked > 3, "the first is killed, and the second asked again")
+    assert not second.killed_s
+    second.waits, turn_s = False, time.monotonic()
+    until(lambda: second.killed_s, "the second is killed when it is its turn")
+    assert second.killed_s - turn_s >= 0.05, "and has had the whole grace period then"
+
+
+def test_a_step_has_four_times_as_long_as_its_longest_segment_takes(timer: KillTimer) -> None:
+    run, stopped_s = Run(uninterrupted_s=0.03), time.monotonic()
+    timer.watch(run)
+    until(lambda: run.killed_s, "it is killed")
+    assert run.killed_s - stopped_s >= 0.12
+
+
+def test_a_segment_that_takes_longer_than_a_stop_may_take_costs_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = DeviceBackend(TWIN, WorkerLimits(kill_s=1e-3, gates=True), 1 << 30)
+    model: Any = backend.open(wide_chain(tmp_path / "wide.onnx", 3, 16), OPTIONS, tmp_path / "cache")
+    assert model.longest_s == max(max(times_s) for times_s in model.timing.times_s.values()) > 0.0
+    lane, feed, asked = backend.lane(0), drawn(1), []
+    expected, request_stop = answer(model, lane, feed), WorkerRun.request_stop
+    monkeypatch.setattr(WorkerRun, "request_stop", lambda run: asked.append(run) or request_stop(run))
+    model.longest_s = 60.0  # it really takes microseconds; but its worker is paused
+    pid = model.group.worker.pid
+    os.kill(pid, signal.SIGSTOP)
+    run, heard = started(model, lane, 0, feed, 1)
+    run.stop()
+    until(lambda: len(asked) > 10 or backend.counts().deaths, "its grace period would be over long ago")
+    os.kill(pid, signal.SIGCONT)
+    assert (end := heard.end()).error is None and end.computed == 0
+    np.testing.assert_array_equal(answer(model, lane, feed), expected)
+    assert model.group.worker.pid == pid and backend.counts().deaths == 0
+    assert lane.close(120.0)
+    backend.close()
 
 
 def test_a_worker_that_cannot_be_started_leaves_no_stop_table_open() -> None:

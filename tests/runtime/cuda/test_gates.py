@@ -36,10 +36,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return chain(tmp_path_factory.mktemp("models") / "chain.onnx")
 
 
-def opened(path: Path, options: LoadOptions = FINE) -> tuple[DeviceModel, Stops]:
+def opened(path: Path, options: LoadOptions = FINE, cache: Path | None = None) -> tuple[DeviceModel, Stops]:
     device, stops = HostDevice(), Stops()
     device.use_stops(stops)  # type: ignore[arg-type]
-    model = prepare_on(device, path, options)
+    model = prepare_on(device, path, options, cache)
     assert isinstance(model, DeviceModel) and model.timing.gated
     return model, stops
 
@@ -140,6 +140,32 @@ def test_a_failure_behind_a_launch_leaves_nothing_that_is_refused_for_ever(
         patch.setattr(model, "_gated_output", failing)
         model.launch(Step(0, [BatchPart(feed)], 3, count), 1)
     np.testing.assert_array_equal(whole(model, feed), expected)
+
+
+@pytest.mark.parametrize(("gated_us", "gates_us"), [(39, 9), (20, 0)])
+def test_gates_are_timed_when_a_model_is_opened_and_its_times_contain_them_once(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gated_us: float, gates_us: float
+) -> None:
+    """Also those of a model from the cache, which has the times without gates."""
+    times_s: dict[str, float] = {}
+
+    def timed(device: HostDevice, run: Any) -> float:
+        run()
+        names = {name for name in times_s if name in run.__qualname__}
+        return times_s[names.pop()] if names else 5e-6
+
+    monkeypatch.setattr(HostDevice, "timed", timed)
+    times_s |= {"launch_nothing": 7e-6, "_run_all": 30e-6, "_timed_gated": gated_us / 1e6}
+    models = [opened(path, cache=tmp_path)[0], opened(path, cache=tmp_path)[0]]
+    plain = prepare_on(HostDevice(), path, FINE, tmp_path, learn=False)
+    assert set(plain.timing.times_s[1]) == {5e-6} and plain.timing.gates is None
+    for model in models:
+        gates, count = model.timing.gates, len(model.segments)
+        assert gates is not None and (gates.gate_us, gates.leave_us) == (gates_us / count, 7.0)
+        assert 0 < gates.launch_us < 1e4
+        for found_s in model.timing.times_s.values():
+            np.testing.assert_allclose(found_s, 5e-6 + gates_us / 1e6 / count)
+        np.testing.assert_array_equal(whole(model, drawn(3)), whole(plain, drawn(3)))
 
 
 def failing(*_: Any) -> None:

@@ -15,6 +15,7 @@ from itertools import accumulate
 from weft.base.errors import DeviceError, ProfileError
 from weft.devices import Npu
 from weft.devices.costs.layer_costs import LayerCost, Profile, cut
+from weft.devices.host import Gates
 from weft.models.layer import Model
 
 COARSEST_TICK_S = 2e-11
@@ -79,6 +80,14 @@ class Program:
     gated: bool = False
     """Whether one start covers all layers up to the next exit: the device ends it at the next gate, between two layers,
     when the start is revoked."""
+    launch: int = 0
+    """Ticks from a start to its first layer, if it is gated."""
+    leave: int = 0
+    """Ticks from the gate at which a revoked start stops until its lane is free."""
+
+    def with_gates(self, gates: Gates) -> Program:
+        """Return this program on a device with gates; its ticks are nanoseconds and contain passing them."""
+        return replace(self, gated=True, launch=round(gates.launch_us * 1e3), leave=round(gates.leave_us * 1e3))
 
     def span(self, layer: int) -> int:
         """How many layers one start of *layer* covers."""

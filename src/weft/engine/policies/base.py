@@ -235,10 +235,6 @@ class Setting:
     shares: Shares | None = None
     """Lanes that are shares of one device, from which the policy chooses; None on all other devices. A stream then has
     at most one batch on time in flight."""
-    launch_ticks: int = 0
-    """Ticks from the start of a batch on a device with gates to its first layer."""
-    leave_ticks: int = 0
-    """Ticks from the gate at which a revoked batch stops until its lane is free."""
     kept_mix: tuple[float, ...] | None = None
     """Queries of each stream per round as a trial selected them, where the user asked for no mix."""
 

@@ -374,8 +374,7 @@ class _Survey:
             ahead=self._queued_segments,
             memory_bytes=together.memory_bytes,
             hand_over_s=_round_times(together.gaps_s[:MOST_GAPS]),
-            # the measured times of segments contain their gates
-            gates=Gates(gate_us=0) if any(profile.get("gated") for profile in self.served.values()) else None,
+            gates=self._gates(),
             abort_from_s=ABORT_FROM_TICKS / 1e9,
             models={
                 name: model.model_copy(
@@ -388,6 +387,14 @@ class _Survey:
                 for name, model in models.items()
             },
         )
+
+    def _gates(self) -> Gates | None:
+        """Return the costs of gates if the server has them (WEFT_GATES=true): the medians over its models."""
+        gates = [Gates(**(profile["gates"] or {})) for profile in self.served.values() if profile.get("gated")]
+        if not gates:
+            return None
+        leave_us, launch_us = median(one.leave_us for one in gates), median(one.launch_us for one in gates)
+        return Gates(gate_us=0, leave_us=leave_us, launch_us=launch_us)  # the times of segments contain their gates
 
     @property
     def _cores(self) -> int:

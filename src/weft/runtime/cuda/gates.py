@@ -21,6 +21,8 @@ from weft.runtime.tensors import Array
 
 NEVER_STOPPED = 0
 """The slot of launches that are never stopped; the server uses it for no step."""
+NO_GENERATION = -1
+"""In place of a generation: the launch is refused in any case."""
 REFUSED = -1
 """In place of the number of computed segments: the launch was of an earlier generation."""
 Computed = Callable[[], int]

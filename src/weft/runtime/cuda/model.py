@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from weft.devices.host import Gates
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.cuda.device import AlreadyReached, Device, Mark, Movable, Tensor, as_array
 from weft.runtime.cuda.gates import NEVER_STOPPED
@@ -20,7 +21,7 @@ from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.rung import DeviceValues, Rung
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, UncapturedTensors
 from weft.runtime.exits import join, keep
-from weft.runtime.facets import ModelResidency, ModelShares
+from weft.runtime.facets import ModelResidency, ModelShares, SegmentTiming
 from weft.runtime.onnxruntime_cpu.model import Blueprint, BlueprintModel, CpuModel, live_after
 from weft.runtime.tensors import Array
 
@@ -59,8 +60,14 @@ class DeviceModel(BlueprintModel):
         # Held while memory is evicted, brought back or freed, so that none of these happens half-way through another.
         self._memory_lock, self._in_memory = threading.Lock(), True
         self._live_names = live_after(blueprint)  # for each segment, the names of the values that are needed after it
-        is_gated = bool(rungs) and all(rung.gated for rung in rungs)
-        self.timing = replace(self.timing, gated=is_gated)
+        if rungs and all(rung.gated for rung in rungs):
+            self.timing = self._timing_with_gates(rungs[0].gate_costs())
+
+    def _timing_with_gates(self, gates: Gates) -> SegmentTiming:
+        """Measured times of segments with gates; the blueprint has those without, for devices that have none."""
+        gate_s = gates.gate_us / 1e6
+        times_s = {rows: tuple(time_s + gate_s for time_s in times) for rows, times in self.timing.times_s.items()}
+        return replace(self.timing, times_s=times_s, gated=True, gates=gates)
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Start a step on a lane of the device; *here* has no effect."""

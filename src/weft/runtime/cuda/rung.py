@@ -15,11 +15,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from math import prod
+from statistics import median
+from time import perf_counter
 from typing import Any
 
+from weft.devices.host import Gates
 from weft.models.element_types import numpy_dtype
 from weft.runtime.cuda.device import Device, Tensor, aligned_offsets
-from weft.runtime.cuda.gates import NEVER_STOPPED, REFUSED, Computed, GateMemory, SegmentSpan
+from weft.runtime.cuda.gates import NEVER_STOPPED, NO_GENERATION, REFUSED, Computed, GateMemory, SegmentSpan
 from weft.runtime.cuda.segments import DeviceSegment, Runnable
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
@@ -229,12 +232,35 @@ class Rung:
                 self.own(values)
 
     def segment_times(self) -> tuple[float, ...]:
-        """Seconds of each segment on the whole device; with gates, together as long as all of them in one launch."""
-        times_s = tuple(self.timed(segment) for segment in range(self.segments))
-        if not self.gated:
-            return times_s
-        longer = max(1.0, self._timed_gated() / max(1e-9, sum(times_s)))
-        return tuple(duration_s * longer for duration_s in times_s)
+        """Seconds of each segment on the whole device, without gates."""
+        return tuple(self.timed(segment) for segment in range(self.segments))
+
+    def gate_costs(self) -> Gates:
+        """What the gates cost on the whole device; no step of the model may be running.
+
+        A launch that ends early takes as long besides its segments as one that computes nothing.
+        """
+        assert self._gate_memory is not None
+        memory, graph, launch_s = self._gate_memory, self._gated[WHOLE], list[float]()
+        nothing, ends = SegmentSpan(0, self.segments, NEVER_STOPPED, NO_GENERATION), list[Computed]()
+
+        def launch_nothing() -> None:
+            began_s = perf_counter()
+            ends.append(memory.launch(graph, nothing, ()))
+            launch_s.append(perf_counter() - began_s)
+
+        leave_s = self._device.timed(launch_nothing)
+        for ended in ends:
+            ended()
+        plain_s = self._device.timed(self._run_all)
+        gate_s = max(0.0, self._timed_gated() - plain_s) / self.segments
+        gate_us, leave_us, launch_us = [round(seconds * 1e6, 2) for seconds in (gate_s, leave_s, median(launch_s))]
+        return Gates(gate_us=gate_us, leave_us=leave_us, launch_us=launch_us)
+
+    def _run_all(self) -> None:
+        """Start all segments, one after another."""
+        for segment in range(self.segments):
+            self.run(segment)
 
     def _timed_gated(self) -> float:
         """Seconds of all segments in one launch, on the whole device."""

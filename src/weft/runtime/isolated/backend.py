@@ -26,6 +26,12 @@ from weft.runtime.metadata import CPU
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import own_core
 
+EXPECTED_TIMES = 4
+"""Grace period of a step, in expected times of its longest segment, if that is more than ``kill_s``: a device ends a
+step between two segments only, and other lanes of the device slow it down."""
+LONGEST_GRACE_S = 60.0
+"""Most that the expected time of a segment counts for: a worker reports it, and may forge it."""
+
 
 class WatchedRun(Protocol):
     """A step that was told to stop."""
@@ -35,6 +41,11 @@ class WatchedRun(Protocol):
     @property
     def waits(self) -> bool:
         """Whether it cannot end yet, so that its grace period has not begun."""
+        ...
+
+    @property
+    def uninterrupted_s(self) -> float:
+        """Expected seconds of the longest part in which it cannot be stopped; 0 if it can be stopped soon."""
         ...
 
     def request_stop(self) -> None:
@@ -47,12 +58,16 @@ class WatchedRun(Protocol):
 
 
 class KillTimer:
-    """Kills steps that do not stop within *kill_s* seconds; has one thread, which starts with the first such step."""
+    """Kills steps that do not stop in time; has one thread, which starts with the first such step.
+
+    The grace period of a step is *kill_s* seconds, or longer where one of its segments takes long. It begins when the
+    step does not wait for others any more.
+    """
 
     def __init__(self, kill_s: float) -> None:
         self._kill_s = kill_s
-        self._due: list[tuple[float, int, WatchedRun, bool]] = []
-        """A heap of (time in seconds, number for ties, step, whether it is the last check)."""
+        self._due: list[tuple[float, int, WatchedRun, float]] = []
+        """A heap of (time of the next check, number for ties, step, seconds of its grace period that are left then)."""
         self._numbers = itertools.count()
         self._changed = threading.Condition()  # guards _due, _closed and _thread; notified when one of them changes
         self._closed = False
@@ -63,7 +78,7 @@ class KillTimer:
         with self._changed:
             if self._closed:
                 return
-            self._schedule_check(run, last=False)
+            self._schedule_check(run, self._grace_s(run))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="kill timer", daemon=True)
                 self._thread.start()
@@ -77,35 +92,39 @@ class KillTimer:
         if self._thread:
             self._thread.join()
 
-    def _schedule_check(self, run: WatchedRun, *, last: bool) -> None:
-        """Schedule a check of the run after half of the grace period.
+    def _grace_s(self, run: WatchedRun) -> float:
+        return max(self._kill_s, min(EXPECTED_TIMES * run.uninterrupted_s, LONGEST_GRACE_S))
 
-        The first check asks again, in case the request arrived before its step; the *last* one kills.
-        """
-        heapq.heappush(self._due, (time.monotonic() + self._kill_s / 2, next(self._numbers), run, last))
+    def _schedule_check(self, run: WatchedRun, left_s: float) -> None:
+        """Schedule the next check of a run of whose grace period *left_s* seconds are left."""
+        pause_s = min(self._kill_s / 2, left_s)
+        left_then_s = left_s if run.waits else left_s - pause_s
+        heapq.heappush(self._due, (time.monotonic() + pause_s, next(self._numbers), run, left_then_s))
 
     def _serve(self) -> None:
-        """Check runs when they are due, until ``close``; runs on the timer's thread."""
+        """Check runs when they are due, until ``close``; runs on the timer's thread.
+
+        Every check asks the run again, in case the request arrived before its step; the last one kills.
+        """
         while (due := self._next()) is not None:
-            run, last = due
+            run, left_s = due
             if run.over:
                 continue
-            if last:
-                run.kill(f"a step was told to stop and had not {self._kill_s:g} s later")
+            if left_s <= 0:
+                run.kill(f"a step was told to stop and had not {self._grace_s(run):g} s later")
                 continue
             run.request_stop()
-            last = not run.waits
             with self._changed:
-                self._schedule_check(run, last=last)
+                self._schedule_check(run, left_s)
 
-    def _next(self) -> tuple[WatchedRun, bool] | None:
-        """Wait for the next run to check, and whether that is its last check; None after ``close``."""
+    def _next(self) -> tuple[WatchedRun, float] | None:
+        """Wait for the next run to check, and what is left of its grace period; None after ``close``."""
         with self._changed:
             while not self._closed:
                 wait_s = self._due[0][0] - time.monotonic() if self._due else None
                 if wait_s is not None and wait_s <= 0:
-                    _, _, run, last = heapq.heappop(self._due)
-                    return run, last
+                    _, _, run, left_s = heapq.heappop(self._due)
+                    return run, left_s
                 self._changed.wait(wait_s)
             return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from weft.base.errors import RequestError
 from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepEnd, StepOutput
@@ -56,6 +57,7 @@ class IsolatedModel:
         )
         self.remarks = (*description.remarks, f"runs in a worker process ({group.name})")
         self.gated = self.timing.gated
+        self.longest_s = max(chain.from_iterable(self.timing.times_s.values()), default=0.0)
         self._last_segment = len(description.segments) - 1
         exits = description.exits.specs if description.exits else ()
         self._exit_outputs = {spec.segment: spec.output for spec in exits}

@@ -72,6 +72,8 @@ class WorkerModel(Protocol):
     number: int
     gated: bool
     """Whether its steps have gates, at which they are stopped through the stop table."""
+    longest_s: float
+    """Expected seconds of its longest segment."""
 
     @property
     def breaker(self) -> Breaker | None:
@@ -151,6 +153,11 @@ class WorkerRun:
         """Whether it cannot end yet: an earlier step of its lane has not, or its model is being brought back."""
         is_returning = self.evicted is not None and self.worker.now() - self.began < RETURNING_S * 1e9
         return is_returning or self.worker.oldest_run(self.lane) is not self
+
+    @property
+    def uninterrupted_s(self) -> float:
+        """Expected seconds of a segment that has to end first: a device cannot be interrupted within one."""
+        return self.model.longest_s if self.lane.ahead else 0.0
 
     def give_way(self) -> None:
         """Lower the priority of the worker's thread that runs the step."""

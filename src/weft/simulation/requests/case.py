@@ -152,9 +152,6 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
         alone.append(model.total_s(1))
     apart = host.ahead > 0  # lanes that take segments ahead are devices of their own
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=host.lanes, ahead=host.ahead, apart=apart)
-    if host.gates:
-        launch, leave = clock.ticks(host.gates.launch_us / 1e6), clock.ticks(host.gates.leave_us / 1e6)
-        setting = replace(setting, launch_ticks=launch, leave_ticks=leave)
     on_shares = replace(setting, lanes=1, apart=False, shares=host.gpu.shares(kinds)) if host.gpu else None
     return Case(
         workload, host, clock, setting, at_exits=setting, terms=tuple(terms), alone_s=tuple(alone), on_shares=on_shares
@@ -196,8 +193,8 @@ def _segments(
     """
     no_fetches, gate_s = (0,) * len(model.segments), gates.gate_us / 1e6 if gates else 0.0
     ticks = tuple(max(1, clock.ticks(time_s * slowdown + gate_s)) for time_s in model.times_at(batch))
-    exits = model.exits if rates else ()
-    return Program(name, model.segments, no_fetches, ticks, no_fetches, exits, rates, gated=gates is not None)
+    program = Program(name, model.segments, no_fetches, ticks, no_fetches, model.exits if rates else (), rates)
+    return program.with_gates(gates) if gates else program
 
 
 def _host_terms(stream: Stream, model: HostModel, programs: int, clock: Clock) -> Terms:
