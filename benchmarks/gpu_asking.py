@@ -41,6 +41,8 @@ NETWORKS: dict[str, tuple[str, dict[str, int | str]]] = {
 """Name here -> network of the zoo and its parameters."""
 OCR, OCR_SIDE = "pp-ocr-det", 640
 """A detector of text, and the pixels of its pictures; it makes a map as large of each."""
+MAP = "pixel-map"
+"""Three convolutions over such pictures, which also make a map: little is computed for many bytes in and out."""
 FOLDER = Path(tempfile.gettempdir()) / "weft-gpu-serving"
 START_S = 600.0
 """How long a server may take until it can be asked."""
@@ -52,12 +54,35 @@ def exported(name: str) -> Path:
     """A network as a file, in a folder of its own."""
     path = FOLDER / "models" / name / "1" / "model.onnx"
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name == MAP:
+            _write_map(path)
+            return path
         from weft.models import zoo
 
-        path.parent.mkdir(parents=True, exist_ok=True)
         network, parameters = NETWORKS[name]
         zoo.export(network, path, **parameters)
     return path
+
+
+def _write_map(path: Path) -> None:
+    """x [n, 3, side, side] -> y [n, 1, side, side]."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng, nodes, weights, read = np.random.default_rng(0), [], [], "x"
+    for at, (channels, made) in enumerate(((3, 16), (16, 16), (16, 1))):
+        kernel = rng.standard_normal((made, channels, 3, 3)).astype(np.float32) / (9 * channels) ** 0.5
+        weights.append(numpy_helper.from_array(kernel, f"w{at}"))
+        nodes.append(helper.make_node("Conv", [read, f"w{at}"], [f"c{at}"], pads=[1, 1, 1, 1]))
+        read = "y" if made == 1 else f"r{at}"
+        nodes.append(helper.make_node("Sigmoid" if made == 1 else "Relu", [f"c{at}"], [read]))
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", channels, OCR_SIDE, OCR_SIDE])
+        for name, channels in (("x", 3), ("y", 1))
+    ]
+    graph = helper.make_graph(nodes, MAP, ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
 
 
 def provide_ocr(file: Path | None) -> bool:
@@ -280,7 +305,7 @@ def request_for(name: str, rows: int, wire: str, answer_bytes: int = 0) -> tuple
     """
     arrays = inputs_of(name, rows)
     tensors = b"".join(array.tobytes() for array in arrays.values())
-    given_back = (rows * 4 * OCR_SIDE**2 if name == OCR else answer_bytes) if wire != "http" else 0
+    given_back = (rows * 4 * OCR_SIDE**2 if name in (OCR, MAP) else answer_bytes) if wire != "http" else 0
     memory: Any = None if wire == "http" else _KINDS[wire](tensors + bytes(given_back))
 
     def place(at: int, size: int) -> dict[str, Any]:
@@ -361,7 +386,8 @@ def registered(port: int, memory: Any) -> Iterator[None]:
     def ask(what: str, about: dict[str, Any]) -> None:
         text, path = json.dumps(about).encode(), f"/v2/{memory.kind}sharedmemory/region/{memory.name}/{what}"
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n"
-        status, body = exchanged(connected(port), head.encode() + text)
+        with connected(port) as connection:
+            status, body = exchanged(connection, head.encode() + text)
         assert status == 200, body
 
     ask("register", memory.about | {"byte_size": memory.size})

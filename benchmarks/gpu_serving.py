@@ -11,8 +11,9 @@ in a closed loop over binary HTTP, system or CUDA shared memory; `alone/MODEL`: 
 device's throughput; `killed/MODEL`: time from the death of the worker to the next answer; `beside/URGENT/ROWS of
 OTHER`: one-row requests at a fifth of the device's throughput, on an idle GPU and, at the same times, while the other
 model gets requests without pause. Models compute in fp16, except the text detector, which in fp16 finds text in noise
-and so computes in fp32. It comes from the package rapidocr-onnxruntime or the file of `--ocr`; its images and outputs
-are in shared memory.
+and so computes in fp32. It comes from the package rapidocr-onnxruntime or the file of `--ocr`. Its images and outputs
+are in shared memory, and so are those of `pixel-map`, a small network that needs no file: `--only pixel-map` shows what
+outputs of 1.6 MB in CUDA shared memory cost beside the bare device (`ratio`, of rows per second).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 
 from gpu_asking import (
     FOLDER,
+    MAP,
     OCR,
     OCR_SIDE,
     Rows,
@@ -45,12 +47,13 @@ from gpu_asking import (
     request_for,
 )
 
-MODELS = {"resnet50": (1, 8, 32), "bert-base": (1, 8, 32), OCR: (1, 8)}
+MODELS = {"resnet50": (1, 8, 32), "bert-base": (1, 8, 32), OCR: (1, 8), MAP: (1, 8)}
 """Model -> rows of its requests."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "resnet50": {"slo_ms": 1000.0, "max_batch": 32},
     "bert-base": {"slo_ms": 2.0, "max_batch": 32},
     OCR: {"slo_ms": 1000.0, "max_batch": 8, "shapes.x": [1, 3, OCR_SIDE, OCR_SIDE], "precision": "fp32"},
+    MAP: {"slo_ms": 1000.0, "max_batch": 8, "shapes.x": [1, 3, OCR_SIDE, OCR_SIDE]},
 }
 RESULTS = Path(__file__).parent / "results" / "gpu_serving.json"
 ASKING = 6
@@ -226,8 +229,8 @@ def main() -> None:
 
 
 def measure(rows: Rows, device: str, seconds: float, *, with_ocr: bool) -> None:
-    zoo = [name for name in MODELS if name != OCR]
-    for name in MODELS if with_ocr else zoo:
+    zoo, mapping = [name for name in MODELS if name not in (OCR, MAP)], [OCR, MAP] if with_ocr else [MAP]
+    for name in [*zoo, *mapping]:
         for count in MODELS[name]:
             rows.measure(f"bare/{name}/{count}", lambda n=name, c=count: _apart("bare", n, device, seconds)[str(c)])
     rows.measure("attention/bert-large/16", lambda: _apart("attention", "encoder-24", device, seconds))
@@ -235,12 +238,24 @@ def measure(rows: Rows, device: str, seconds: float, *, with_ocr: bool) -> None:
     asked |= {f"alone/{name}": partial(alone, name=name, seconds=seconds) for name in zoo}
     asked["killed/resnet50"] = partial(killed, name="resnet50")
     rows.measure_on(lambda: Served({name: SETTINGS[name] for name in zoo}, device=device), asked)
-    if with_ocr:
-        asked = _served_rows([OCR], ("cuda", "memory"), seconds)
-        rows.measure_on(lambda: Served({OCR: SETTINGS[OCR]}, device=device), asked)
+    for name in mapping:
+        asked = _served_rows([name], ("cuda", "memory"), seconds)
+        rows.measure_on(lambda name=name: Served({name: SETTINGS[name]}, device=device), asked)
+    _add_ratios(rows)
     for pair in PAIRS:
         run = partial(beside, pair=pair, seconds=seconds)
         rows.measure_on(lambda pair=pair: Served(pair.settings, device=device), {pair.key: run})
+
+
+def _add_ratios(rows: Rows) -> None:
+    """Add to what was served its rows per second in relation to those of the bare device in one piece."""
+    for key, row in rows.found.items():
+        what = key.split("/")
+        device = rows.found.get(f"bare/{what[1]}/{what[-1]}") if what[0] == "served" else None
+        if device is not None:
+            row["ratio"] = row["rows_per_s"] / device["whole"]["rows_per_s"]
+            print(f"{key}: {row['ratio']:.2f} of the bare device", flush=True)
+    rows.write()
 
 
 def _served_rows(

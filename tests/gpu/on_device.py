@@ -5,12 +5,14 @@ The name keeps it out of ``make test``; without a GPU, or what it needs, everyth
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import threading
 from base64 import b64decode
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,8 +30,8 @@ from tests.runtime.special_models import SPECIAL, Special
 from tests.support.stitched import stitched_file
 from weft.base.errors import InputError
 from weft.models.packaged import PACKAGED, packaged_models
-from weft.runtime.backend import BatchPart, LoadOptions, Step
-from weft.runtime.client_memory import LendingTerms, LentTensor
+from weft.runtime.backend import BatchPart, LoadOptions, OutputTarget, Step
+from weft.runtime.client_memory import LendingTerms, LentPart, LentTensor
 from weft.runtime.cuda.engine import CudaEngine
 from weft.runtime.cuda.precision import WITHIN, difference
 from weft.runtime.cuda.requirements import check
@@ -466,6 +468,114 @@ def test_tensors_are_taken_from_regions_of_clients(backend: DeviceBackend, tmp_p
     model.close()
     lane.close()
     region.close()
+
+
+@pytest.fixture(params=[False, True], ids=["segments", "gates"])
+def either(request: pytest.FixtureRequest) -> Iterator[DeviceBackend]:
+    """A worker without gates, and one with."""
+    found = DeviceBackend("cuda:0", WorkerLimits(gates=request.param))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "cuda"])
+def test_outputs_are_written_into_regions_of_clients(either: DeviceBackend, tmp_path: Path, kind: str) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    from gpu_asking import CudaMemory, SystemMemory
+
+    path, sizes = chain(tmp_path / "wide.onnx", sizes=("n", 4096, 8)), (3, 4096, 8)
+    row_bytes, guard = 4 * 4096 * 8, b"\xab" * 100  # a row is as long as the shortest output for such a region
+    region: Any = (SystemMemory if kind == "memory" else CudaMemory)(guard * (4 * row_bytes // 100))
+    lender = Lending(region)
+    model: Any = either.open(path, LoadOptions(grain_s=1e-9, max_batch=4), tmp_path / "cache")
+    lane, count = either.lane(0), len(model.segments)
+    places = [(0, 1, 100), (1, 3, 300 + row_bytes)]  # rows, and where they go: the fourth row is padding
+    for seed, lent in enumerate([2, 2, 1]):  # of the last batch, one request has its output sent
+        x = np.random.default_rng(seed).standard_normal(sizes).astype(np.float32)
+        expected, values, at = wanted(path, {"x": x}), {"x": x}, 0
+        before = content(region)
+        targets = [
+            OutputTarget({"y": LentPart(lender, offset, (stop - start) * row_bytes)}, (start, stop))
+            for start, stop, offset in places[:lent]
+        ]
+        while at < count:
+            ended: SimpleQueue[Any] = SimpleQueue()
+            segments = count if model.timing.gated else 1
+            model.start(Step(at, [BatchPart(values)], 3, segments, targets), lane, ended.put)
+            end = ended.get(timeout=60)
+            assert end.error is None, end.error
+            at, values = at + segments, end.outputs[0].values
+        output, after = end.outputs[0], content(region)
+        assert output.written.requests == tuple(range(lent)) and (output.answers["y"].strides[0] == 0) == (lent == 2)
+        for start, stop, offset in places[:lent]:
+            rows = np.frombuffer(after, np.float32, (stop - start) * 4096 * 8, offset).reshape(-1, 4096, 8)
+            np.testing.assert_allclose(rows, expected[start:stop], rtol=1e-4, atol=1e-5)
+            before = before[:offset] + after[offset : offset + rows.nbytes] + before[offset + rows.nbytes :]
+        assert after == before, "nothing else is written"
+    np.testing.assert_allclose(output.answers["y"], expected, rtol=1e-4, atol=1e-5)
+    model.close()
+    lane.close()
+    region.close()
+
+
+def content(region: Any) -> bytes:
+    """What is in the memory of a client."""
+    if region.kind == "system":
+        return Path(f"/dev/shm/{region.name}").read_bytes()
+    data = ctypes.create_string_buffer(region.size)
+    failed = ctypes.CDLL("libcuda.so.1").cuMemcpyDtoH_v2(data, region._address, ctypes.c_size_t(region.size))
+    assert not failed, f"the driver says {failed}"
+    return data.raw
+
+
+@pytest.mark.parametrize("gates", [False, True])
+def test_a_server_answers_requests_whose_tensors_are_all_in_cuda_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gates: bool
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tests.serving import live
+    from tests.support.inference import send
+    from weft.serving.shared_memory import CudaRegion
+
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    from gpu_asking import CudaMemory, registered
+
+    def write_from(region: Any, data: memoryview, offset: int) -> None:
+        raise AssertionError("the server does not write it")
+
+    monkeypatch.setattr(CudaRegion, "write_from", write_from)
+    path = chain(tmp_path / "models" / "chain" / "1" / "model.onnx")
+    (tmp_path / "models" / "chain" / "weft.toml").write_text("max_batch = 4\ngrain_ms = 0.001\n")
+    feeds = [drawn(1 + seed % 2, seed)["x"] for seed in range(6)]  # short outputs go to memory of the GPU, too
+    memories = [CudaMemory(feed.tobytes() + b"\xab" * (feed.nbytes + 8)) for feed in feeds]
+
+    def asked(at: int) -> Any:
+        shape, size, place = feeds[at].shape, feeds[at].nbytes, {"shared_memory_region": memories[at].name}
+        tensor = {"name": "x", "datatype": "FP32", "shape": shape}
+        body = {
+            "inputs": [tensor | {"parameters": place | {"shared_memory_byte_size": size}}],
+            "outputs": [
+                {"name": "y", "parameters": place | {"shared_memory_offset": size, "shared_memory_byte_size": size + 8}}
+            ],
+        }
+        return send(server, "POST", "/v2/models/chain/infer", body)
+
+    options = {"gates": True, "policy": "edf"} if gates else {}
+    with live.running(tmp_path / "models", device="cuda:0", cache=tmp_path / "cache", **options) as server:
+        with ExitStack() as stack:
+            for memory in memories:
+                stack.enter_context(registered(server.server.http_port, memory))
+            with ThreadPoolExecutor(6) as threads:
+                answers = list(threads.map(asked, [*range(6)] * 20))
+            assert {answer.status for answer in answers} == {200}, answers[0].body
+            assert all("data" not in answer.json()["outputs"][0] for answer in answers)
+            for feed, memory in zip(feeds, memories, strict=True):
+                data = content(memory)
+                found = np.frombuffer(data, np.float32, feed.size, feed.nbytes).reshape(feed.shape)
+                np.testing.assert_allclose(found, wanted(path, {"x": feed}), rtol=1e-4, atol=1e-5)
+                assert data[2 * feed.nbytes :] == b"\xab" * 8
+        assert server.server.service.library.backend.counts().deaths == 0
 
 
 class Lending:

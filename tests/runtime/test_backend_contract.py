@@ -62,7 +62,7 @@ def computed(model: LoadedModel, lane: DeviceLane, inputs: dict[str, Any]) -> di
     for segment in range(len(model.segments)):
         end = run_step(model, lane, segment, BatchPart(values), rows=len(next(iter(inputs.values()))))
         assert end.error is None
-        ((values, answers),) = end.outputs
+        ((values, answers, _),) = end.outputs
     return answers
 
 
@@ -129,7 +129,7 @@ def test_rows_leave_and_batches_are_joined_between_segments(chain: LoadedModel, 
     inputs = [{"x": draw(rows, 16, seed=rows)} for rows in (2, 1, 3)]
     early = run_step(chain, lane, 0, BatchPart(inputs[0]), BatchPart(inputs[1]), rows=3)
     late = run_step(chain, lane, 0, BatchPart(inputs[2]), rows=3)
-    ((values, _),), ((others, _),) = early.outputs, late.outputs
+    values, others = early.outputs[0].values, late.outputs[0].values
     end = run_step(chain, lane, 1, BatchPart(values, [2, 0]), BatchPart(others), rows=5)
     assert end.error is None
     end = run_step(chain, lane, 2, BatchPart(end.outputs[0].values, [0, 1, 4]), rows=3)
@@ -153,7 +153,7 @@ def test_answers_come_at_exits_and_at_the_end_only(
     assert model.exits.confidence == "logits" and [spec.name for spec in model.outputs] == ["logits"]
     values: Any = {"x": draw(2, 1, SIDE, SIDE)}
     for segment, name in enumerate(EXITS):
-        ((values, answers),) = run_step(model, lane, segment, BatchPart(values), rows=2).outputs
+        ((values, answers, _),) = run_step(model, lane, segment, BatchPart(values), rows=2).outputs
         assert {key: each.shape for key, each in answers.items()} == {name: (2, 4)}
     model.close()
 

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from weft.base.errors import ModelError, unknown_name
 from weft.runtime.breaker import Breaker
 from weft.runtime.client_memory import Lender
@@ -114,6 +116,15 @@ class BatchPart(NamedTuple):
     """Indices of the rows that go on; None: all rows."""
 
 
+class OutputTarget(NamedTuple):
+    """Where the outputs of one request of a batch are to be written."""
+
+    parts: Mapping[str, Any]
+    """Output -> a part of a client's region: a ``LentPart``, in a worker what ``Borrowed.target`` returns."""
+    rows: tuple[int, int] | None = None
+    """The first of its rows in the batch, and the one behind the last; None: the request is the whole batch."""
+
+
 class Step(NamedTuple):
     """One segment of one batch, or several in a row where the device has gates (``SegmentTiming.gated``).
 
@@ -127,6 +138,17 @@ class Step(NamedTuple):
     """Number of rows that go on, in all parts."""
     segments: int = 1
     """How many segments it covers, up to the next exit at most."""
+    targets: Sequence[OutputTarget] = ()
+    """Requests whose outputs the device may write into their clients' regions, after the last segment."""
+
+
+class Written(NamedTuple):
+    """What a step has written into regions of clients."""
+
+    requests: tuple[int, ...]
+    """Indices of the ``Step.targets`` that have all their outputs."""
+    outputs: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    """Shape and type of outputs whose rows are all written, so that they are not among the answers."""
 
 
 class StepOutput(NamedTuple):
@@ -136,6 +158,8 @@ class StepOutput(NamedTuple):
     """Values that the next segment begins with."""
     answers: dict[str, Array]
     """Answers for clients: the output of the exit that the segment ends with, or all outputs after the last segment."""
+    written: Written | None = None
+    """None if the device wrote nothing: ``Step.targets`` are an offer, which a backend need not accept."""
 
 
 class StepEnd(NamedTuple):
@@ -228,7 +252,8 @@ class LoadedModel(Protocol):
     batching: Batching
     remarks: tuple[str, ...]
     borrows: bool
-    """Whether inputs may be ``LentTensor``s of any length, which are read from the memory that the client shares."""
+    """Whether inputs may be ``LentTensor``s of any length, which are read from the memory that the client shares, and
+    steps may have ``targets`` there."""
 
     exits: ModelExits | None
     """Its early exits; None: all samples go to the end."""

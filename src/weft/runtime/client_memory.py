@@ -1,4 +1,4 @@
-"""Lent tensors: inputs in memory that a client shares, which the device reads directly, without a copy by the server.
+"""Lent memory: inputs and outputs in memory that a client shares, which the device itself reads and writes.
 
 The server passes on where such a tensor is: in which *region*, a piece of memory that the client registered. A worker
 opens a region with the first step that needs it, and closes it when the server does.
@@ -16,6 +16,9 @@ from weft.runtime.tensors import Array
 
 HANDLE_BYTES = 64
 """Length of a handle of CUDA's shared memory (``cudaIpcMemHandle_t``)."""
+LENT_FROM_BYTES = 128 * 1024
+"""Tensors in files from this size on are lent to a device. The driver may copy shorter ones on a core through mapped
+memory, which ends the process with SIGBUS if the client has truncated the region."""
 
 
 def read_fully(file: int, buffer: memoryview, offset: int) -> bool:
@@ -84,11 +87,24 @@ class LentTensor:
         return array
 
 
+class LentPart(NamedTuple):
+    """A part of a client's region into which an output is to be written."""
+
+    lender: Lender
+    offset: int
+    byte_size: int
+    """Most bytes of the output."""
+
+
 class Borrowed(Protocol):
     """A client's region, opened in a worker."""
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         """The tensor at *offset* (bytes) of the region, in the form that the engine's models take."""
+        ...
+
+    def target(self, offset: int, byte_size: int) -> Any:
+        """A part of the region, in the form that the engine's models write outputs to; BadRequest if there is none."""
         ...
 
     def write(self, data: bytes, offset: int) -> None:

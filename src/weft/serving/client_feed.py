@@ -201,7 +201,8 @@ class ClientFeed:
             reply(ticket, outcome)
         except Exception:  # the other requests of the batch still have to be answered
             log.exception("%s: an answer could not be given", ticket.model.name)
-        ticket.inputs = {}  # the heap of deadlines may keep the ticket for longer than its inputs are needed
+        # The heap of deadlines may keep the ticket for longer than its tensors and regions are needed.
+        ticket.inputs, ticket.output_parts = {}, {}
         self.release(ticket.model.body)
 
 

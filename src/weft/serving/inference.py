@@ -14,6 +14,7 @@ from typing import Any
 from weft.base.errors import Cancelled, Expired, Failed, NotFound, Overloaded, RequestError
 from weft.http.limits import ByteBudget
 from weft.http.messages import ANYONE, ClientRank, ServerEstimate
+from weft.runtime.backend import LoadedModel
 from weft.runtime.client_memory import Lender
 from weft.runtime.tensors import Array
 from weft.serving.access import Caller, Keys
@@ -129,8 +130,11 @@ class InferCall:
 
     def _submit(self, slot: ModelSlot, request: InferRequest, began: int) -> None:
         """Submit a decoded request to the dispatcher; *began*: when decoding began (``time.monotonic_ns``)."""
+        assert slot.served
         self.request = request
         ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._reply, self.rank)
+        if self.regions and _writes_outputs(slot.served.loaded):
+            ticket.output_parts = self.regions.lend_outputs(slot.served.spec)
         slot.statistics.input_ns += time.monotonic_ns() - began
         self._service.dispatcher.submit(ticket)
         trace = self._service.trace
@@ -170,21 +174,21 @@ class InferCall:
             parameters[THRESHOLD] = ticket.threshold
         response = InferResponse(self.request, ticket.model.spec, outcome, parameters, ticket.model.labels)
         if self.regions:
-            self._write_outputs(response, self.regions)
+            self._write_outputs(response, self.regions, written=ticket.written)
         else:
             self._done(response)
 
-    def _write_outputs(self, response: InferResponse, regions: RequestRegions) -> None:
-        """Write outputs into the shared memory regions that were requested, then answer."""
+    def _write_outputs(self, response: InferResponse, regions: RequestRegions, *, written: bool) -> None:
+        """Write outputs into the shared memory regions that were requested, unless a device has, then answer."""
         try:
-            written = regions.write_outputs(response)  # a response, or an awaitable of one
+            completed = regions.write_outputs(response, written=written)  # a response, or an awaitable of one
         except Exception as error:
             self.refuse(error)
             return
-        if isinstance(written, InferResponse):
-            self._done(written)
+        if isinstance(completed, InferResponse):
+            self._done(completed)
         else:
-            self.waiting = self._service.start_task(self._answer_when_written(written))
+            self.waiting = self._service.start_task(self._answer_when_written(completed))
 
     async def _answer_when_written(self, writing: Awaitable[InferResponse]) -> None:
         """Answer after a thread has written the outputs into regions."""
@@ -469,6 +473,11 @@ def _weight(requested: int, model: int, rank: ClientRank) -> int:
     requested, model: the priorities of the request and of its model; 0: none.
     """
     return min(PRIORITIES.get(requested or rank.priority or model, 1), PRIORITIES.get(rank.top, 1))
+
+
+def _writes_outputs(model: LoadedModel) -> bool:
+    """Tell whether a model can write outputs into clients' regions: not where exits or several models share a batch."""
+    return model.borrows and model.exits is None and model.tasks is None
 
 
 def _ignore(outcome: InferResponse | RequestError) -> None:

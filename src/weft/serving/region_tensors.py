@@ -17,13 +17,14 @@ import numpy as np
 
 from weft.base.errors import BadRequest, TooLarge
 from weft.http.limits import UNCOUNTED_BYTES, ByteBudget
-from weft.runtime.client_memory import LentTensor
+from weft.runtime.client_memory import LENT_FROM_BYTES, LentPart, LentTensor
 from weft.runtime.tensors import Array
 from weft.serving.regions import Region, RegionPart
 from weft.serving.wire import (
     Fitted,
     InferRequest,
     InferResponse,
+    ModelSpec,
     SharedTensors,
     bytes_elements,
     check_size,
@@ -38,9 +39,6 @@ STRING_BYTES_HERE, STRINGS_HERE = 64 * 1024, 4096
 """Bytes of strings, and number of strings, that are converted on the event loop: each string is an object."""
 THREADS = 2
 """Threads of each pool: copying is limited by memory bandwidth, and more would compete with the lanes for cores."""
-LENT_FROM_BYTES = 128 * 1024
-"""Inputs from this size on are lent to a device. The driver may copy shorter ones on a core through mapped memory,
-which ends the process with SIGBUS if the client has truncated the region."""
 
 Find = Callable[[str], Region]
 """Returns a region by its name."""
@@ -69,7 +67,6 @@ class _OutputWrite(NamedTuple):
     region: Region
     part: RegionPart
     """Where the bytes are written, and their exact number."""
-    data: memoryview
 
 
 class RegionTensors:
@@ -136,13 +133,31 @@ class RequestRegions:
 
         return read() if _are_small_inputs(inputs.values()) else self._copier.run_in_thread(read)
 
-    def write_outputs(self, response: InferResponse) -> InferResponse | Awaitable[InferResponse]:
-        """Write outputs into the requested regions, here or in a thread; return the response with their places."""
+    def lend_outputs(self, model: ModelSpec) -> dict[str, LentPart]:
+        """Return the parts of regions into which a device can write the outputs: those of all outputs, or none."""
+        outputs, specs = self._outputs, model.outputs_by_name
+        if not all(_is_writable(place, specs[name].datatype) for name, place in outputs.items()):
+            return {}
+        if _overlap([_OutputWrite(name, *place) for name, place in outputs.items()]):
+            return {}  # they may fit all the same, which is known when they are computed
+        return {
+            name: LentPart(place.region, place.part.offset, place.part.byte_size) for name, place in outputs.items()
+        }
+
+    def write_outputs(
+        self, response: InferResponse, *, written: bool = False
+    ) -> InferResponse | Awaitable[InferResponse]:
+        """Write outputs into the requested regions, here or in a thread; return the response with their places.
+
+        written: whether a device has written them already.
+        """
         outputs = self._outputs
         if not outputs:
             return response
         specs = {spec.name: spec for spec in response.model.outputs}
         arrays = {name: output_array(response.outputs, specs[name]) for name in outputs}
+        if written:
+            return replace(response, shared=_check_written(outputs, arrays))
 
         def write() -> InferResponse:
             return replace(response, shared=_write_outputs(outputs, arrays))
@@ -202,6 +217,11 @@ def _is_lendable(place: _InputPlace) -> bool:
     return dtype.kind not in "Ob" and (place.region.on_device or place.part.byte_size >= LENT_FROM_BYTES)
 
 
+def _is_writable(place: _OutputPlace, datatype: str) -> bool:
+    """Tell whether a device may write an output directly into its region; strings must be encoded on the host."""
+    return datatype != "BYTES" and (place.region.on_device or place.part.byte_size >= LENT_FROM_BYTES)
+
+
 def _lend(place: _InputPlace) -> LentTensor:
     """Return an input as a reference to its region, which a device reads; nothing is copied here."""
     _, dtype, shape, _ = place.fitted
@@ -235,29 +255,46 @@ def _payload(array: Array) -> memoryview:
 
 def _write_outputs(outputs: Mapping[str, _OutputPlace], arrays: Mapping[str, Array]) -> dict[str, RegionPart]:
     """Write outputs into their regions; if one does not fit, none is written."""
-    writes = [_plan_write(name, *place, _payload(arrays[name])) for name, place in outputs.items()]
+    payloads = {name: _payload(arrays[name]) for name in outputs}
+    writes = [_plan_write(name, *place, len(payloads[name])) for name, place in outputs.items()]
     _refuse_overlaps(writes)
     for output in writes:
-        output.region.write_from(output.data, output.part.offset)
+        output.region.write_from(payloads[output.name], output.part.offset)
     return {output.name: output.part for output in writes}
 
 
-def _plan_write(name: str, region: Region, part: RegionPart, data: memoryview) -> _OutputWrite:
-    """Pair an output's bytes with its part of a region; BadRequest if the part is too small."""
-    if len(data) > part.byte_size:
+def _check_written(outputs: Mapping[str, _OutputPlace], arrays: Mapping[str, Array]) -> dict[str, RegionPart]:
+    """Return where a device has written outputs; BadRequest if the client has cut off that memory meanwhile."""
+    writes = [_plan_write(name, *place, arrays[name].nbytes) for name, place in outputs.items()]
+    for output in writes:
+        output.region.check_end(output.part.end)
+    return {output.name: output.part for output in writes}
+
+
+def _plan_write(name: str, region: Region, part: RegionPart, byte_size: int) -> _OutputWrite:
+    """Pair an output of *byte_size* bytes with its part of a region; BadRequest if the part is too small."""
+    if byte_size > part.byte_size:
         raise BadRequest(
-            f"output {name!r} has {len(data)} bytes, and shared_memory_byte_size leaves {part.byte_size} for it in "
+            f"output {name!r} has {byte_size} bytes, and shared_memory_byte_size leaves {part.byte_size} for it in "
             f"region {part.region!r}; give it as many as it has"
         )
-    return _OutputWrite(name, region, part._replace(byte_size=len(data)), data)
+    return _OutputWrite(name, region, part._replace(byte_size=byte_size))
+
+
+def _overlap(writes: list[_OutputWrite]) -> tuple[_OutputWrite, _OutputWrite] | None:
+    """Return two outputs that overlap in a region, if there are any."""
+    ordered = sorted(writes, key=lambda output: (output.part.region, output.part.offset))
+    for first, second in pairwise(ordered):
+        if first.region is second.region and first.part.end > second.part.offset:
+            return first, second
+    return None
 
 
 def _refuse_overlaps(writes: list[_OutputWrite]) -> None:
     """Raise BadRequest if two outputs would overlap in a region."""
-    ordered = sorted(writes, key=lambda output: (output.part.region, output.part.offset))
-    for first, second in pairwise(ordered):
-        if first.region is second.region and first.part.end > second.part.offset:
-            raise BadRequest(
-                f"output {first.name!r} ends at byte {first.part.end} of region {first.part.region!r}, beyond byte "
-                f"{second.part.offset}, where output {second.name!r} begins; set its shared_memory_offset apart"
-            )
+    if pair := _overlap(writes):
+        first, second = pair
+        raise BadRequest(
+            f"output {first.name!r} ends at byte {first.part.end} of region {first.part.region!r}, beyond byte "
+            f"{second.part.offset}, where output {second.name!r} begins; set its shared_memory_offset apart"
+        )

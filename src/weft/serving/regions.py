@@ -47,6 +47,9 @@ class Region(Protocol):
     def write_from(self, data: memoryview, offset: int) -> None:
         """Write *data* at *offset*."""
 
+    def check_end(self, end: int) -> None:
+        """Check, after a device wrote up to byte *end* of the region, that the client still has that memory."""
+
     @property
     def terms(self) -> LendingTerms:
         """How a device can access the memory."""

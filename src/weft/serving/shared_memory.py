@@ -59,13 +59,17 @@ class SystemRegion:
     def write_from(self, data: memoryview, offset: int) -> None:
         """Write *data* at byte *offset* of the region; BadRequest if the client has truncated the object."""
         written, start = 0, self.offset + offset
-        if os.fstat(self._descriptor.number).st_size < start + len(data):  # writing would make it grow
-            raise BadRequest(self._truncated_message(start + len(data)))
+        self.check_end(offset + len(data))  # writing would make it grow
         while written < len(data):
             try:
                 written += os.pwrite(self._descriptor.number, data[written:], start + written)
             except OSError as error:
                 raise BadRequest(f"region {self.name!r} cannot be written: {error.strerror}") from error
+
+    def check_end(self, end: int) -> None:
+        """Raise BadRequest if the client has truncated the object before byte *end* of the region."""
+        if os.fstat(self._descriptor.number).st_size < self.offset + end:
+            raise BadRequest(self._truncated_message(self.offset + end))
 
     @property
     def place(self) -> str:
@@ -205,6 +209,9 @@ class CudaRegion:
 
     def write_from(self, data: memoryview, offset: int) -> None:
         self._write(self, offset, data)
+
+    def check_end(self, end: int) -> None:
+        """Do nothing: memory of a GPU cannot be truncated."""
 
 
 class CudaMemory(Regions[CudaRegion]):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from weft.base.errors import Expired, RequestError, UnfitInputs
 from weft.engine.policies.base import NO_DEADLINE
 from weft.engine.tickets import Batch, Ticket
-from weft.runtime.backend import BatchPart, Step, StepOutput
-from weft.runtime.client_memory import Input
+from weft.runtime.backend import BatchPart, OutputTarget, Step, StepOutput
+from weft.runtime.client_memory import Input, LentPart
 from weft.runtime.exits import join
 from weft.runtime.stitched import mixed
 from weft.runtime.tensors import Array
@@ -22,8 +22,8 @@ class ClientTicket(Ticket):
     """A request of a real client: its inputs, deadline and priority, and its progress."""
 
     __slots__ = (
-        "batch_size", "began", "best_effort", "compute_ns", "deaths", "inputs", "met", "model", "progress", "reply",
-        "rows", "traced", "tries",
+        "batch_size", "began", "best_effort", "compute_ns", "deaths", "inputs", "met", "model", "output_parts",
+        "progress", "reply", "rows", "traced", "tries", "written",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,10 @@ class ClientTicket(Ticket):
         super().__init__(-1, 0, due, priority, strict, line=model.line, wanted=exit_threshold)
         self.model, self.inputs, self.reply = model, model.to_body_inputs(inputs), reply
         self.best_effort = best_effort
+        self.output_parts: Mapping[str, LentPart] = {}
+        """Output -> the part of a region into which a device may write it."""
+        self.written = False
+        """Whether the outputs with such parts were written there; their arrays in the outcome are stand-ins."""
         self.rows = 0
         """First dimension of its inputs."""
         self.began = 0
@@ -106,6 +110,7 @@ class BatchWork:
         "_answers",
         "_exit_outputs",
         "_parts",
+        "_targeted",
         "batch",
         "compute_ns",
         "loaded",
@@ -128,6 +133,8 @@ class BatchWork:
         """The tensors for the next segment, in parts that the backend concatenates."""
         self._answers: list[dict[str, Array]] = []
         """The outputs of each part, once they are computed."""
+        self._targeted: list[ClientTicket] = []
+        """The requests of the ``targets`` of the last step, in their order."""
         self._exit_outputs: ExitOutputs | None = None
         """The outputs at the exit after the last computed segment; None if that segment does not end at an exit."""
         self.compute_ns = 0
@@ -156,7 +163,16 @@ class BatchWork:
 
     def step(self, segment: int) -> Step:
         """Return the input of a segment: the tensors of all requests that are still in the batch."""
-        return Step(segment, tuple(self._parts), sum([ticket.rows for ticket in self.tickets]))
+        self._targeted = [ticket for ticket in self.tickets if ticket.output_parts and not ticket.gone]
+        targets = self._targets() if self._targeted else ()
+        return Step(segment, tuple(self._parts), sum([ticket.rows for ticket in self.tickets]), targets=targets)
+
+    def _targets(self) -> Sequence[OutputTarget]:
+        """Return where the outputs of requests are to be written, for those with regions that a device can write to."""
+        if len(self.tickets) == 1:  # its outputs may have no axis of rows
+            return (OutputTarget(self.tickets[0].output_parts),)
+        rows = {ticket: (start, end) for ticket, start, end in self._row_ranges()}
+        return [OutputTarget(ticket.output_parts, rows[ticket]) for ticket in self._targeted]
 
     def take(self, segment: int, outputs: Sequence[StepOutput]) -> None:
         """Store the outputs of a computed segment. A stopped one runs again, perhaps after another batch joined."""
@@ -164,6 +180,9 @@ class BatchWork:
             self._check_rows(outputs)
         self._parts = [BatchPart(output.values) for output in outputs]
         self._answers = [output.answers for output in outputs]
+        written = [output.written for output in outputs]
+        for index, ticket in enumerate(self._targeted):
+            ticket.written = len(written) == 1 and written[0] is not None and index in written[0].requests
         exit_rules = self.model.exit_rules
         # [0]: at an exit the backend has joined all parts
         self._exit_outputs = exit_rules.outputs_at(segment, outputs[0].answers) if exit_rules else None
@@ -219,7 +238,7 @@ class BatchWork:
 
     def drop(self) -> None:
         """Release the tensors, after the end of the batch."""
-        self._parts, self._answers = [], []
+        self._parts, self._answers, self._targeted = [], [], []
 
     def _row_ranges(self) -> Iterator[tuple[ClientTicket, int, int]]:
         """Yield every ticket with the start and end of its rows among the rows of its model."""

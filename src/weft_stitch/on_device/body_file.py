@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from weft.base.errors import ModelError, NotLearned, UnfitInputs, WeftError
-from weft.runtime.backend import BatchPart, LoadOptions, StepOutput
+from weft.runtime.backend import BatchPart, LoadOptions, OutputTarget, StepOutput
 from weft.runtime.cuda.model_files import (
     FP16,
     FP32,
@@ -123,8 +123,8 @@ class EncoderModel(DeviceModel):
             if self._device.kind == "cuda":
                 torch.cuda.empty_cache()
 
-    def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        """Answer the rows of *parts*, a batch; *segment*: the only one."""
+    def _advance(self, segment: int, parts: list[BatchPart], targets: Sequence[OutputTarget] = ()) -> StepOutput:
+        """Answer the rows of *parts*, a batch; *segment*: the only one; *targets* are ignored."""
         rows_by_task = self._rows_by_task(parts)
         results, first_row, answers = self._answer_rows([row for rows in rows_by_task for row in rows]), 0, {}
         for task, rows, classes in zip(self.blueprint.tasks, rows_by_task, self._encoder.classes, strict=True):

@@ -25,7 +25,7 @@ from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 
-DONE = '["over", 1, 0, 0, [[0, []]], false, null, null]'
+DONE = '["over", 1, 0, 0, [[0, [], null]], false, null, null]'
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_a_device_that_ends_a_step_early_does_not_show_its_end_before_its_values
 
     engine = SimpleNamespace(lane=lambda index: None, here=False, kept_bytes=1 << 20)
     worker: Any = SimpleNamespace(engine=engine, models={1: SimpleNamespace(start=start)}, values={}, regions={})
-    head = ["run", NUMBER, 1, 0, [], 1, False, (), KEEP, True, (), None, 1, 0]
+    head = ["run", NUMBER, 1, 0, [], 1, False, (), KEEP, True, (), None, 1, 0, []]
     server.connection.send(head, TensorLayout())
     WorkerLane(worker, 0, server.theirs, None)._run(server.theirs.receive())
     assert early == [False]

@@ -402,16 +402,16 @@ def test_a_worker_that_cannot_be_made_ready_again_is_given_up_and_a_load_brings_
         "[]",
         '["over"]',
         '["over", 77, 0, 0, [], false, null, null]',
-        '["over", 1, 0, 0, [[1, [["y", "FP32", [1000], 0, 4000]]]], false, null, null]',
-        '["over", 1, 0, 0, [[1, []]], true, null, null]',
-        '["over", 1, "soon", 0, [[1, []]], false, null, null]',
+        '["over", 1, 0, 0, [[1, [["y", "FP32", [1000], 0, 4000]], null]], false, null, null]',
+        '["over", 1, 0, 0, [[1, [], null]], true, null, null]',
+        '["over", 1, "soon", 0, [[1, [], null]], false, null, null]',
         '["over", 1, 0, 0, 5, false, null, null]',
         '["over", 1, 0, 0, [], false, 5, null]',
-        '["over", 1, 0, 0, [[1, []]], false, null]',
-        '["over", 1, 0, 0, [[1, []]], false, null, 1]',
-        '["over", 1, 0, 0, [[1, []]], false, null, -1]',
-        '["over", 1, 0, 0, [[1, []]], false, null, "1"]',
-        '["over", 1, 0, 0, [[1, []]], false, null, true]',
+        '["over", 1, 0, 0, [[1, [], null]], false, null]',
+        '["over", 1, 0, 0, [[1, [], null]], false, null, 1]',
+        '["over", 1, 0, 0, [[1, [], null]], false, null, -1]',
+        '["over", 1, 0, 0, [[1, [], null]], false, null, "1"]',
+        '["over", 1, 0, 0, [[1, [], null]], false, null, true]',
         '["reply", 99, 1, null]',
         '["hello", [], []]',
     ],
@@ -749,7 +749,7 @@ def test_a_step_ran_after_it_was_sent_and_before_it_was_heard_of_whatever_is_sai
         worker.now = lambda: 10
         run = WorkerRun(worker, 1, lane, NoModel(), Step(0, (), 1), Heard())  # type: ignore[arg-type]
         worker.now = lambda: 100
-        end = worker._read_end(run, StepReport(1, *said, [[0, []]], None, None, b"", 0))
+        end = worker._read_end(run, StepReport(1, *said, [[0, [], None]], None, None, b"", 0))
         worker.close()
     assert lane.close(live.PATIENCE_S)
     one.close()

@@ -1,7 +1,7 @@
 """Regions of clients as a GPU sees them: files whose pages are registered with its driver, and memory of the GPU.
 
-This process never reads a mapped file, because it would be killed by SIGBUS if the client truncated it. The driver
-keeps the pages for as long as the region is borrowed, and the GPU copies from them.
+This process never accesses a mapped file, because it would be killed by SIGBUS if the client truncated it. The driver
+keeps the pages for as long as the region is borrowed, and the GPU copies from them and to them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from weft.base.errors import BadRequest, reason_of
-from weft.runtime.client_memory import HANDLE_BYTES, LendingTerms
+from weft.runtime.client_memory import HANDLE_BYTES, LENT_FROM_BYTES, LendingTerms
 from weft.runtime.cuda.captured import driver
-from weft.runtime.cuda.device import BorrowedFile, BorrowedTensor
+from weft.runtime.cuda.device import BorrowedFile, BorrowedPart, BorrowedTensor
 from weft.runtime.tensors import Array
 
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS of cuda.h
@@ -52,6 +52,11 @@ class RegisteredFile(BorrowedFile):
         begin = self._skipped + offset
         source = torch.from_numpy(self._bytes[begin : begin + size])
         return BorrowedTensor(shape, np.dtype(dtype), source, lambda: self.read(offset, shape, dtype))
+
+    def target(self, offset: int, byte_size: int) -> BorrowedPart:
+        _check_region(offset, (byte_size,), np.uint8, self.byte_size)
+        begin = self._skipped + offset
+        return BorrowedPart(byte_size, torch.from_numpy(self._bytes[begin : begin + byte_size]), LENT_FROM_BYTES)
 
     def close(self) -> None:
         self._inward.synchronize()  # copies from the region may be under way
@@ -94,6 +99,10 @@ class IpcMemory:
             return host_array
 
         return BorrowedTensor(shape, np.dtype(dtype), source, array)
+
+    def target(self, offset: int, byte_size: int) -> BorrowedPart:
+        _check_region(offset, (byte_size,), np.uint8, self.byte_size)
+        return BorrowedPart(byte_size, self._bytes[offset : offset + byte_size])
 
     def write(self, data: bytes, offset: int) -> None:
         """Write bytes at *offset*, and wait until they are written."""

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from math import prod
 from statistics import median
 from time import perf_counter
@@ -23,7 +24,7 @@ import onnxruntime as ort
 from weft.base.errors import BadRequest
 from weft.devices.host import GpuCuts
 from weft.models.element_types import ElementType, numpy_dtype
-from weft.runtime.client_memory import Borrowed, LendingTerms, read_fully
+from weft.runtime.client_memory import LENT_FROM_BYTES, Borrowed, LendingTerms, read_fully
 from weft.runtime.cuda.gates import GateMemory, HostGateMemory
 from weft.runtime.tensors import Array
 
@@ -61,6 +62,19 @@ class BorrowedTensor(NamedTuple):
     array: Callable[[], Array]  # returns a copy of the tensor
 
 
+class BorrowedPart(NamedTuple):
+    """A part of a client's region, to which only the device copies an output."""
+
+    byte_size: int
+    target: Any  # what ``Device.write_out`` copies to
+    least_bytes: int = 0
+    """Shorter outputs are not copied there."""
+
+    def accepts(self, byte_count: int) -> bool:
+        """Whether the device may copy an output of *byte_count* bytes there."""
+        return self.least_bytes <= byte_count <= self.byte_size
+
+
 def as_array(tensor: Array | BorrowedTensor) -> Array:
     """The tensor in this process's own memory; a borrowed tensor is copied."""
     return tensor.array() if isinstance(tensor, BorrowedTensor) else tensor
@@ -81,6 +95,15 @@ class BorrowedFile:
         if not read_fully(self._file, array.reshape(-1).view(np.uint8).data, self._start + offset):
             raise BadRequest("the region was cut off since it was registered; make it larger again")
         return array
+
+    def target(self, offset: int, byte_size: int) -> BorrowedPart:
+        return BorrowedPart(byte_size, partial(self._write_part, offset), LENT_FROM_BYTES)
+
+    def _write_part(self, offset: int, data: memoryview) -> None:
+        """Write an output at *offset*, unless the file was cut off, which the server reports to the client."""
+        start = self._start + offset
+        if os.fstat(self._file).st_size >= start + len(data):  # else it would grow
+            os.pwrite(self._file, data, start)
 
     def write(self, data: bytes, offset: int) -> None:
         raise BadRequest("regions of the system are written by the server")
@@ -200,6 +223,14 @@ class Device(Protocol):
 
     def copy_out(self, tensor: Tensor) -> Array:
         """An array that holds the present values of a tensor, once a later ``mark`` of answers is reached."""
+        ...
+
+    def write_out(self, pieces: Sequence[tuple[BorrowedPart, Tensor]], *, ended: bool = False) -> Mark:
+        """Start to copy tensors, which nothing overwrites, into clients' regions; returns the mark of the copies' end.
+
+        ended: whether the work that computes the tensors has ended: then any thread may call this, and the copies wait
+        for nothing. Otherwise they are copies of answers of the calling thread's lane.
+        """
         ...
 
     def mark(self, *, answers: bool = False) -> Mark:
@@ -372,6 +403,11 @@ class HostDevice:
     def copy_out(self, tensor: Tensor) -> Array:
         host_copy: Array = tensor.copy()
         return host_copy
+
+    def write_out(self, pieces: Sequence[tuple[BorrowedPart, Tensor]], *, ended: bool = False) -> Mark:
+        for part, tensor in pieces:
+            part.target(tensor.reshape(-1).view(np.uint8).data)
+        return AlreadyReached()
 
     def mark(self, *, answers: bool = False) -> Mark:
         return AlreadyReached()

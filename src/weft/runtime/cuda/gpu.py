@@ -1,11 +1,11 @@
 """A GPU through torch: streams, events, graphs, and copies that run beside computation.
 
-Every lane has a stream, which is torch's current one on the lane's thread. Answers leave on another stream of the lane;
-inputs arrive on one that all lanes share. Sessions of ONNX Runtime are bound to a stream of their own, on which they
-are warmed up and captured; graphs are replayed on the streams of lanes, so that a model can be opened while others run.
-Models that run side by side each have such a stream, and scratch memory, of their own (``model_view``). What was
-captured on a part of the GPU is replayed on the one stream of that part, in the order of the lane; nothing else runs
-there, because torch's events cannot be recorded on streams of parts.
+Every lane has a stream, which is torch's current one on the lane's thread. Answers leave on another stream of the lane,
+to the host or into clients' regions; inputs arrive on one that all lanes share. Sessions of ONNX Runtime are bound to a
+stream of their own, on which they are warmed up and captured; graphs are replayed on the streams of lanes, so that a
+model can be opened while others run. Models that run side by side each have such a stream, and scratch memory, of their
+own (``model_view``). What was captured on a part of the GPU is replayed on the one stream of that part, in the order of
+the lane; nothing else runs there, because torch's events cannot be recorded on streams of parts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weft.devices.host import GpuCuts
 from weft.runtime.client_memory import Borrowed, LendingTerms
 from weft.runtime.cuda.borrowed import IpcMemory, RegisteredFile
 from weft.runtime.cuda.captured import check_replayable, driver, kernels_in
-from weft.runtime.cuda.device import NO_STOPS, REPEATS, BorrowedTensor, Mark, Movable, Tensor
+from weft.runtime.cuda.device import NO_STOPS, REPEATS, BorrowedPart, BorrowedTensor, Mark, Movable, Tensor
 from weft.runtime.cuda.gates import GateMemory
 from weft.runtime.cuda.gpu_gates import GatedGraph, GateKernels, GpuGateMemory, NoGates, RegisteredStops
 from weft.runtime.cuda.movable import GpuMovable
@@ -143,6 +143,7 @@ class Gpu:
         self.session_lock = threading.RLock()
         self._device = torch.device("cuda", index)
         self._inward = torch.cuda.Stream()  # the stream for copies of inputs, of all lanes
+        self._ended_outward = torch.cuda.Stream()  # for outputs of work that has ended: it never waits for a lane
         self._pinned = set[int]()  # addresses of registered host buffers
         self._thread_lane = threading.local()  # the streams and the part of the lane that a thread works for
         self._lanes: dict[int, _LaneStreams] = {}
@@ -306,6 +307,17 @@ class Gpu:
             answer.copy_(snapshot, non_blocking=True)
         array: Array = answer.numpy()
         return array
+
+    def write_out(self, pieces: Sequence[tuple[BorrowedPart, Tensor]], *, ended: bool = False) -> Mark:
+        stream = self._ended_outward if ended else self._thread_lane.streams.outward
+        if not ended:
+            stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.inference_mode():
+            for part, tensor in pieces:
+                tensor.record_stream(stream)
+                source = tensor.reshape(-1).view(torch.uint8)
+                part.target[: source.shape[0]].copy_(source, non_blocking=True)
+        return _Event(stream)
 
     def mark(self, *, answers: bool = False) -> Mark:
         return _Event(self._thread_lane.streams.outward if answers else torch.cuda.current_stream())

@@ -14,10 +14,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from weft.devices.host import Gates
-from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
+from weft.models.element_types import numpy_dtype
+from weft.runtime.backend import BatchPart, DeviceLane, Ended, OutputTarget, StartedStep, Step, StepOutput, Written
 from weft.runtime.cuda.device import AlreadyReached, Device, Mark, Movable, Tensor, as_array
 from weft.runtime.cuda.gates import NEVER_STOPPED
 from weft.runtime.cuda.lane import CudaLane, Launched
+from weft.runtime.cuda.region_writes import RegionWrites, plan_writes
 from weft.runtime.cuda.rung import DeviceValues, Rung
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, UncapturedTensors
 from weft.runtime.exits import join, keep
@@ -150,9 +152,11 @@ class DeviceModel(BlueprintModel):
         groups = [list(step.parts)] if is_joined else [[part] for part in step.parts]
         end = step.segment + step.segments
         has_answers = end == len(self.segments) or end - 1 in self._exit_at
+        targets = step.targets if len(groups) == 1 else ()  # their rows are those of the whole batch
         if self.timing.gated and len(groups) == 1 and not self._is_uncaptured(step.segment, groups[0]):
             try:
-                return self._launch_gated(step.segment, end, groups[0], slot, onward=not has_answers and not slot)
+                onward = not has_answers and not slot
+                return self._launch_gated(step.segment, end, groups[0], targets, slot, onward=onward)
             except BaseException:
                 self._await_launches()  # if an end is not noted, later launches are refused for ever
                 raise
@@ -163,7 +167,7 @@ class DeviceModel(BlueprintModel):
         # What takes no graph with gates may take longest, as shapes that were not captured do.
         while computed < step.segments and not (slot and self._device.stopped(slot)):
             groups = [[BatchPart(output.values)] for output in outputs] if computed else groups
-            outputs = [self._advance(step.segment + computed, group) for group in groups]
+            outputs = [self._advance(step.segment + computed, group, targets) for group in groups]
             computed += 1
         if computed < step.segments:
             return Launched(outputs, *self._marks(outputs), onward=False, note_end=lambda: (outputs, computed))
@@ -172,8 +176,8 @@ class DeviceModel(BlueprintModel):
 
     def _marks(self, outputs: Sequence[StepOutput]) -> tuple[Mark, Mark]:
         """Marks after the work of a step that was started, and after the copies of its answers."""
-        computed = self._device.mark()
-        return computed, self._device.mark(answers=True) if any(output.answers for output in outputs) else computed
+        computed, has_copies = self._device.mark(), any(output.answers or output.written for output in outputs)
+        return computed, self._device.mark(answers=True) if has_copies else computed
 
     def _await_launches(self) -> None:
         """Wait for all launches with gates: behind them, the host starts segments that no gate can refuse."""
@@ -187,12 +191,12 @@ class DeviceModel(BlueprintModel):
             return self._rung_for(parts) is None
         return any(isinstance(part.values, UncapturedValues) for part in parts)
 
-    def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        """Start a segment on *parts*, which are computed as one batch."""
+    def _advance(self, segment: int, parts: list[BatchPart], targets: Sequence[OutputTarget] = ()) -> StepOutput:
+        """Start a segment on *parts*, which are computed as one batch; *targets*: for the outputs of the last one."""
         if self._is_uncaptured(segment, parts):
             return self._run_uncaptured(segment, parts)
         values = self._gather(segment, parts) if segment else self._enter_inputs(parts)
-        return self._compute_segment(segment, values)
+        return self._compute_segment(segment, values, targets)
 
     def _rung_for(self, parts: list[BatchPart]) -> Rung | None:
         """The rung (captured batch size) for a new batch; None where its shapes or its size were not captured."""
@@ -275,8 +279,11 @@ class DeviceModel(BlueprintModel):
             values.tensors[name] = self._device.concatenate_rows(sources)
         return values
 
-    def _compute_segment(self, segment: int, values: DeviceValues) -> StepOutput:
-        """Start a segment on values in the memory of their rung; returns the values that later segments need."""
+    def _compute_segment(self, segment: int, values: DeviceValues, targets: Sequence[OutputTarget] = ()) -> StepOutput:
+        """Start a segment on values in the memory of their rung; returns the values that later segments need.
+
+        targets: of the batch, for the outputs of the last segment.
+        """
         rung = values.rung
         output_names = self._device_segments[segment].spec.outputs
         for name in output_names:
@@ -285,7 +292,10 @@ class DeviceModel(BlueprintModel):
         outputs = {name: rung.tensors[name] for name in output_names}
         live = {name: outputs[name] if name in outputs else values.tensors[name] for name in self._live_names[segment]}
         if segment == len(self.segments) - 1:
-            return StepOutput({}, self._answers(values, live))
+            output, writes = self._final_output(values, live, targets)
+            if writes is not None:
+                self._device.write_out(writes.pieces)
+            return output
         next_values = values.onward(live)
         for name, tensor in live.items():
             if tensor is rung.tensors[name]:
@@ -294,6 +304,23 @@ class DeviceModel(BlueprintModel):
         return StepOutput(
             next_values, {} if exit_name is None else {exit_name: self._answer(rung, live[exit_name], values.rows)}
         )
+
+    def _final_output(
+        self, values: DeviceValues, outputs: Mapping[str, Tensor], targets: Sequence[OutputTarget]
+    ) -> tuple[StepOutput, RegionWrites | None]:
+        """The output of the last segment, and what of it is still to be written into clients' regions (*targets*).
+
+        Starts the copies of all other answers to the host. Where an output is written for some requests of the batch
+        only, the host gets all of its rows: batches of which some clients use regions are rare.
+        """
+        if not targets:
+            return StepOutput({}, self._answers(values, outputs)), None
+        rung, rows = values.rung, values.rows
+        tensors = {spec.name: rung.rows_of(outputs[spec.name], rows) for spec in self.outputs}
+        writes = plan_writes(self._device, targets, tensors, rows)
+        answers = {name: self._device.copy_out(tensors[name]) for name in tensors if name not in writes.complete}
+        only_written = {name: (tuple(tensors[name].shape), numpy_dtype(rung.types[name])) for name in writes.complete}
+        return StepOutput({}, answers, Written(writes.requests, only_written)), writes
 
     def _answers(self, values: DeviceValues, outputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """Start the copies of the outputs that clients receive after the last segment."""
@@ -305,10 +332,19 @@ class DeviceModel(BlueprintModel):
 
     # Several segments at once
 
-    def _launch_gated(self, first: int, end: int, parts: list[BatchPart], slot: int, *, onward: bool) -> Launched:
+    def _launch_gated(
+        self,
+        first: int,
+        end: int,
+        parts: list[BatchPart],
+        targets: Sequence[OutputTarget],
+        slot: int,
+        *,
+        onward: bool,
+    ) -> Launched:
         """Launch the segments from *first* to before *end* on *parts*, which are computed as one batch.
 
-        onward: as in ``Launched``.
+        targets: as in ``Step``. onward: as in ``Launched``.
         """
         taken: list[DeviceValues] = [part.values for part in parts] if first else []
         if not first:
@@ -324,12 +360,15 @@ class DeviceModel(BlueprintModel):
             )
             next_values = self._gated_values(values, end)
             rung.own(next_values)
-            outputs = [self._gated_output(next_values, end)]
+            output, writes = self._gated_output(next_values, end, targets)
+            outputs = [output]
 
         def note_end() -> tuple[Sequence[StepOutput], int | None]:
             with rung.lock:
                 count = rung.note_end(launch)
             if count == end - first:
+                if writes is not None:  # only now: had a gate ended the launch, these would be rows of other clients
+                    self._device.write_out(writes.pieces, ended=True).wait()
                 return outputs, None
             return [StepOutput(launch.left, {})] if launch.left is not None else (), count
 
@@ -339,14 +378,20 @@ class DeviceModel(BlueprintModel):
         """The values of a batch in the memory of its rung after all segments before *end*."""
         return values.onward({name: values.rung.tensors[name] for name in self._live_names[end - 1]})
 
-    def _gated_output(self, values: DeviceValues, end: int) -> StepOutput:
-        """The output of a launch that computes all segments before *end*; starts the copies of its answers."""
+    def _gated_output(
+        self, values: DeviceValues, end: int, targets: Sequence[OutputTarget]
+    ) -> tuple[StepOutput, RegionWrites | None]:
+        """The output of a launch that computes all segments before *end*, and what of it is written at its end.
+
+        Starts the copies of its answers to the host.
+        """
         if end == len(self.segments):
-            return StepOutput({}, self._answers(values, values.tensors))
+            return self._final_output(values, values.tensors, targets)
         exit_name = self._exit_at.get(end - 1)
         if exit_name is None:
-            return StepOutput(values, {})
-        return StepOutput(values, {exit_name: self._answer(values.rung, values.tensors[exit_name], values.rows)})
+            return StepOutput(values, {}), None
+        answer = self._answer(values.rung, values.tensors[exit_name], values.rows)
+        return StepOutput(values, {exit_name: answer}), None
 
     # Other shapes
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from weft.devices.shares import GpuLikeness
-from weft.runtime.backend import BatchPart, StepOutput
+from weft.runtime.backend import BatchPart, OutputTarget, StepOutput
 from weft.runtime.cuda.device import Tensor, as_array
 from weft.runtime.cuda.model import DeviceModel, ladder
 from weft.runtime.cuda.rung import DeviceValues, Rung
@@ -136,8 +136,8 @@ class StitchedDeviceModel(DeviceModel):
         for rung in self._rungs:
             rung.clear([spec.name for spec in self.inputs])
 
-    def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        """Start a segment on all rounds of the batch that *parts* make up, one after another."""
+    def _advance(self, segment: int, parts: list[BatchPart], targets: Sequence[OutputTarget] = ()) -> StepOutput:
+        """Start a segment on all rounds of the batch that *parts* make up, one after another; *targets* are ignored."""
         all_rounds = self._begin_rounds(parts) if segment == 0 else self._continue_rounds(segment, parts)
         if segment < len(self.segments) - 1:
             return StepOutput([self._compute_segment(segment, values).values for values in all_rounds], {})

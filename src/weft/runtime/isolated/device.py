@@ -189,7 +189,8 @@ class DeviceBackend(IsolatingBackend):
                 worker.call("write", tuple(lender.terms), offset + start, piece)
         except WorkerDied as error:
             raise WorkerStarting(f"the worker of {self.device} is being started again: {error}") from error
-        worker.lend([lender])
+        finally:  # the worker also keeps a region that it could not open, with the reason
+            worker.lend([lender])
 
     @property
     def used_bytes(self) -> dict[str, int]:

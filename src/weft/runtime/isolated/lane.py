@@ -73,7 +73,8 @@ class StepReport(NamedTuple):
     began: int  # when the step began, in ns of a monotonic clock, as ``ended``
     ended: int
     outputs: Any
-    """For each part of the batch: the number of the values that the worker keeps, and the descriptions of answers."""
+    """For each part of the batch: the number of the values that the worker keeps, the descriptions of answers, and what
+    was written into clients' regions (``describe_written``)."""
     problem: Any  # the error as ``encode_error`` returns it, or None
     computed: Any  # how many segments were computed, if a gate ended the step; else None
     source: Any
@@ -167,7 +168,7 @@ class LaneLine:
 
 def _decoding_cost(outputs: Any) -> int:
     """The cost of reading the tensors of a report, in bytes of numbers; *outputs*: as in ``StepReport``."""
-    tensors = [tensor for _, answers in outputs for tensor in answers]
+    tensors = [tensor for _, answers, _ in outputs for tensor in answers]
     return int(sum(size * (TEXT_WEIGHT if kind == "BYTES" else 1) for _, kind, _, _, size in tensors))
 
 

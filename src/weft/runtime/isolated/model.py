@@ -81,6 +81,8 @@ class IsolatedModel:
             now = self.group.now()
             ended(StepEnd(now, now, error=error))
             return _FailedStep()
+        if step.targets and step.segment + step.segments <= self._last_segment:  # its outputs are not computed yet
+            step = step._replace(targets=())
         return worker.begin(lane, self, step, ended)
 
     def onward(self, step: Step) -> int:
@@ -103,7 +105,7 @@ class IsolatedModel:
         is_last, is_exit = segment == self._last_segment, segment in self._exit_outputs
         # Name of each answer that is due -> its type, which the description does not have for exits.
         expected = self._output_types if is_last else {self._exit_outputs[segment]: None} if is_exit else {}
-        for _, answers in outputs:
+        for _, answers, _ in outputs:
             if answers.keys() != expected.keys():
                 raise Garbled(f"answers {sorted(answers)} where {sorted(expected)} were due")
             for name, answer in answers.items():

@@ -34,6 +34,7 @@ from weft.runtime.isolated.packets import Garbled, Packet, TensorLayout
 from weft.runtime.isolated.residency import Residency
 from weft.runtime.isolated.spawning import Child, ended_by
 from weft.runtime.isolated.stop_table import StopTable
+from weft.runtime.isolated.written_outputs import describe_targets, restore_written
 
 log = logging.getLogger("weft.workers")
 
@@ -311,7 +312,9 @@ class WorkerProcess:
             return run
         try:
             layout, parts = _describe_parts(step)
+            targets = describe_targets(step.targets, layout.lenders)
             if layout.lenders and self._copy_surplus_tensors(step, layout.lenders):
+                run.step, targets = step._replace(targets=()), []
                 layout, parts = _describe_parts(step)
         except Exception as error:  # an array of no known type, a region that was cut off
             self._remove_run(run.number)
@@ -319,20 +322,23 @@ class WorkerProcess:
             return run
         if layout.size > CARRIED_BYTES or lane.carried:  # steps of a lane are sent in order
             lane.carried.add(run.number)
-            self._carrier.submit(self._send_on_carrier, run, parts, layout)
+            self._carrier.submit(self._send_on_carrier, run, parts, layout, targets)
         else:
-            self._send(run, parts, layout)
+            self._send(run, parts, layout, targets)
         return run
 
-    def _send_on_carrier(self, run: WorkerRun, parts: list[Any], layout: TensorLayout) -> None:
+    def _send_on_carrier(self, run: WorkerRun, parts: list[Any], layout: TensorLayout, targets: list[Any]) -> None:
         """Send a step on the carrier thread, which copies its large tensors; as ``_send``."""
         try:
-            self._send(run, parts, layout)
+            self._send(run, parts, layout, targets)
         finally:
             run.lane.carried.discard(run.number)
 
-    def _send(self, run: WorkerRun, parts: list[Any], layout: TensorLayout) -> None:
-        """Send a step, whose errors end it or kill the worker; *parts*, *layout*: as ``_describe_parts`` returns."""
+    def _send(self, run: WorkerRun, parts: list[Any], layout: TensorLayout, targets: list[Any]) -> None:
+        """Send a step, whose errors end it or kill the worker.
+
+        parts, layout: as ``_describe_parts`` returns. targets: as ``describe_targets`` returns.
+        """
         shared = layout.size > packets.INLINE_BYTES
         step, model = run.step, run.model.number
         lenders = self._unopened_regions(layout.lenders) if layout.lenders else ()
@@ -346,6 +352,7 @@ class WorkerProcess:
             # As ``StepMessage`` names them.
             head = ["run", run.number, model, step.segment, parts, step.rows, shared, freed]
             head += (run.first_number, run.onward is not None, terms, run.evicted, step.segments, run.stop_slot)
+            head.append(targets)
             self._lane_line(run.lane).send(head, layout, files)
             if lenders:
                 self.lend(lenders)
@@ -645,9 +652,10 @@ class WorkerProcess:
         # Values that the next step may refer to already have a handle; number 0: the worker keeps no values.
         promised = {output.values.number: output.values for output in run.onward} if run.onward else {}
         outputs: list[StepOutput] = []
-        for number, answers in report.outputs:
+        for number, described, written in report.outputs:
             values = (promised.get(number) or HeldValues(self, int(number), run.model.number)) if number else {}
-            outputs.append(StepOutput(values, packets.restore(answers, report.source, copied=True)))
+            answers = packets.restore(described, report.source, copied=True)
+            outputs.append(StepOutput(values, answers, restore_written(run.step, written, answers)))
         run.model.check(run.step, computed, outputs)
         if run.evicted is not None:
             self.residency.confirm(run.model.number, run.evicted)

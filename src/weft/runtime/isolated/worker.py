@@ -65,6 +65,9 @@ class _FailedRegion:
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         raise self._error
 
+    def target(self, offset: int, byte_size: int) -> Any:
+        raise self._error
+
     def write(self, data: bytes, offset: int) -> None:
         raise self._error
 

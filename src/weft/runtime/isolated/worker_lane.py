@@ -20,6 +20,7 @@ from weft.runtime.isolated import packets
 from weft.runtime.isolated.engine import WorkerEngine
 from weft.runtime.isolated.model_description import encode_error
 from weft.runtime.isolated.packets import Line, Packet, TensorLayout
+from weft.runtime.isolated.written_outputs import describe_written, open_targets
 from weft.runtime.tensors import DATATYPES
 from weft.runtime.urgency import give_way
 
@@ -62,6 +63,7 @@ class StepMessage(NamedTuple):
     evicted: list[int] | None  # models to evict before it, to bring back its own; None: that is in memory
     segments: int  # how many segments it covers
     stop_slot: int  # of the stop table, if its model has gates; 0: it is never stopped
+    targets: list[Any]  # for its outputs, as ``describe_targets`` describes them
     slot: int  # number of the lane's buffers that it uses
     file_count: int  # how many files the server sent with the packet
 
@@ -187,7 +189,8 @@ class WorkerLane:
             if message.stop_slot:
                 self._lane.gate(message.stop_slot)
             model = self._worker.models[message.model]
-            step = Step(message.segment, batch, message.rows, message.segments)
+            targets = open_targets(message.targets, self._worker.regions) if message.targets else ()
+            step = Step(message.segment, batch, message.rows, message.segments, targets)
             started = model.start(step, self._lane, end.report, here=self._engine.here)
             if message.onward and started.onward is not None:
                 for index, output in enumerate(started.onward):
@@ -286,7 +289,7 @@ class WorkerLane:
             if output.values and not job.onward:
                 self._keep(job, index, output.values)
             number = job.first_number + index if output.values else 0
-            outputs.append((number, packets.describe(output.answers, layout)))
+            outputs.append((number, packets.describe(output.answers, layout), describe_written(output.written)))
         problem = encode_error(end.error) if end.error else None
         is_inline = layout.size <= packets.INLINE_BYTES
         # 0: tensors are in the packet; else in the shared memory of slot place - 1.
