@@ -192,14 +192,14 @@ class LanePlan:
                 if share == other_share and other.chosen and other.chosen[0].on_lane in lane.revocable:
                     lane.chosen, other.chosen = other.chosen, lane.chosen
 
-    def review_at(self, now: int) -> int:
+    def review_at(self, now: int, *, lane_awaited: bool) -> int:
         """Return the tick at which to ask again although nothing has happened, or NO_DEADLINE; called after ``settle``.
 
-        That is shortly before a lane is free. It is also when a batch that waits behind one with a later deadline is
-        about to lose its slack: two layers before (one that runs, and one that the policy lets pass), and from then on
-        at every gate.
+        That is shortly before a lane is free, if anything waits for one. It is also when a batch that waits behind one
+        with a later deadline is about to lose its slack: two layers before (one that runs, and one that the policy lets
+        pass), and from then on at every gate.
         """
-        ends = [lane.rest for lane in self._lanes if lane.is_busy]
+        ends = [lane.rest for lane in self._lanes if lane.is_busy] if lane_awaited else []
         return min(self._slack_ends(now), now + min(ends) - SHORT_TICKS + 1 if ends else NO_DEADLINE)
 
     def _slack_ends(self, now: int) -> int:

@@ -191,6 +191,9 @@ class Requests:
             return Offer(all_heads, all_heads)
         return Offer(all_heads, tuple(weave_late_heads(heads, device, self._setting) if weaves else on_time))
 
+    def lane_awaited(self) -> bool:
+        return self.queues.lane_awaited
+
     def issued(self, candidate: Candidate, step: int) -> Batch:
         """Account for a candidate issued as number *step*, which begins its batch if that is new."""
         batch = self.queues.batch_of(candidate) or self._batcher.begin(candidate)
