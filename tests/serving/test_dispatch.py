@@ -918,6 +918,17 @@ def test_the_recorder_forgets_the_oldest(monkeypatch):
     assert memory.since(99) == []
 
 
+def test_segments_that_were_started_together_are_shown_one_by_one(monkeypatch):
+    memory = Recorder()
+    memory.spans.append(LaneSpan(0, "m", "2/4", 1000, 1600, 400, 1, 0, "done", parts_ns=(100, 100, 200)))
+    shown = [(each.segment, each.start_ns, each.end_ns, each.predicted_ns) for each in memory.since(0)]
+    assert shown == [("2/4", 1000, 1150, 100), ("3/4", 1150, 1300, 100), ("4/4", 1300, 1600, 200)]
+    assert [each.segment for each in memory.since(1300)] == ["4/4"]
+    assert [event["ts"] for event in memory.as_perfetto()["traceEvents"][1:]] == [1.0, 1.15, 1.3]
+    monkeypatch.setattr(segment_observer, "SPANS", 2)
+    assert [each.segment for each in memory.since(0)] == ["3/4", "4/4"]
+
+
 def test_the_recorder_is_a_trace():
     memory = Recorder()
     assert memory.as_perfetto() == {"displayTimeUnit": "ms", "traceEvents": []}
