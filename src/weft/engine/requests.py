@@ -222,6 +222,8 @@ class Requests:
 
     def _move(self, queue: StreamQueue, batch: Batch, layer: int) -> None:
         """Set up to which layer a batch counts as issued, and correct the service of its stream by the difference."""
+        if layer == batch.layer:
+            return
         program = self._setting.programs[batch.program]
         start, end = sorted((batch.layer, layer))
         ticks = sum(program.work[start:end]) * (1 if layer > batch.layer else -1)
