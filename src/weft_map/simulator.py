@@ -307,6 +307,9 @@ class Chains:
     def place(self, stream: int, query: int, layer: int, *, running: bool, lane: int = -1) -> None:
         raise AssertionError("a SoC has no gates")
 
+    def lane_awaited(self) -> bool:
+        raise AssertionError("a SoC has no gates")
+
     def issued(self, candidate: Candidate, step: int) -> None:
         """Note that *candidate* was started in the engine's *step*; its task is busy until it completes."""
         task = candidate.stream

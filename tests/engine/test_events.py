@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tests.engine.hosts import Load, Order, kind, run_load
+from tests.engine.hosts import MS, Load, Order, kind, run_load
 from weft.engine.policies import POLICIES, Policy, Start, View
 from weft.engine.policies.base import Event, EventKind
 
@@ -51,6 +51,11 @@ def test_on_a_device_with_gates_it_is_asked_at_an_arrival_and_when_something_has
         (Event(ARRIVAL, 1),),
         (Event(REVOKED, 0, 0), Event(BATCH_END, 1, 0)),  # between them the lane took no more
     ]
+
+
+def test_on_a_device_with_gates_it_is_not_asked_again_while_nothing_waits():
+    ran = run_load("asked", Load((kind(MS, MS),), (Order(0, 0, 100 * MS),), ahead=1, gated=True))
+    assert ran.policy.asked == [(Event(ARRIVAL, 0),)] and ran.ends == [2 * MS]
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -739,6 +739,18 @@ def test_the_first_word_of_a_model_that_was_never_measured_holds_its_hand_overs(
     assert one.dispatcher.streams.mean_s(model) == {"1": [0.040, 0.008]}
 
 
+def test_the_time_of_segments_that_were_started_together_is_divided_among_them(machine):
+    one = machine()
+    model, streams = one.model([10, 20, 30]), one.dispatcher.streams
+    stream = streams.stream_for(model, {"x": np.zeros((1, 1), np.float32)})
+    head = Candidate(stream.index, 0, 1, 0, 50 * MS, -1, stream.first_program, size=1)
+    streams.learn(stream, head, 100 * MS, layers=2)
+    assert expected_ms(one, model) == [10, 23, 34.5]  # LEARNING of the difference, in the ratio of 20 to 30
+    assert streams.mean_s(model) == {}
+    streams.learn(stream, head._replace(layer=0, compute=10 * MS), 10 * MS)
+    assert streams.mean_s(model) == {"1": pytest.approx([0.010, 0.040, 0.060])}
+
+
 def test_estimates_that_keep_requests_out_are_doubted(machine):
     one = machine()
     model = one.model([10], factor=3)
@@ -904,6 +916,17 @@ def test_the_recorder_forgets_the_oldest(monkeypatch):
     assert [each.end_ns for each in memory.since(0)] == [95, 96, 97, 98, 99]
     assert [each.end_ns for each in memory.since(97)] == [98, 99]
     assert memory.since(99) == []
+
+
+def test_segments_that_were_started_together_are_shown_one_by_one(monkeypatch):
+    memory = Recorder()
+    memory.spans.append(LaneSpan(0, "m", "2/4", 1000, 1600, 400, 1, 0, "done", parts_ns=(100, 100, 200)))
+    shown = [(each.segment, each.start_ns, each.end_ns, each.predicted_ns) for each in memory.since(0)]
+    assert shown == [("2/4", 1000, 1150, 100), ("3/4", 1150, 1300, 100), ("4/4", 1300, 1600, 200)]
+    assert [each.segment for each in memory.since(1300)] == ["4/4"]
+    assert [event["ts"] for event in memory.as_perfetto()["traceEvents"][1:]] == [1.0, 1.15, 1.3]
+    monkeypatch.setattr(segment_observer, "SPANS", 2)
+    assert [each.segment for each in memory.since(0)] == ["3/4", "4/4"]
 
 
 def test_the_recorder_is_a_trace():

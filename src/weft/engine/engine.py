@@ -72,6 +72,10 @@ class Source(Protocol):
         """Return the tick at which there may next be a layer to issue; called when there is none now."""
         ...
 
+    def lane_awaited(self) -> bool:
+        """Return whether a request or a batch waits for a lane; only asked where the device has gates."""
+        ...
+
     def issued(self, candidate: Candidate, step: int) -> object:
         """Account for a candidate issued as number *step*; return its batch, or None in saturated streams."""
         ...
@@ -168,11 +172,19 @@ class Engine:
     def step(self) -> bool:
         """Account for ended layers and arrivals, and issue one layer if one is offered and the executor can take it.
 
-        Returns whether another layer may be issued at once. On a device with gates, all lanes are planned anew.
+        Returns whether another layer may be issued at once. On a device with gates, all lanes are planned anew, unless
+        they are idle or the only batch on them has nothing to give way to.
         """
         self.account()
         if self._planner:
-            return self._follow_plan(self._planner)
+            on_lanes, self._review_at = sum([len(lane.tasks) for lane in self._executor.queues]), NO_DEADLINE
+            if not on_lanes:
+                self._planner = LanePlanner()  # the old one remembers batches that have ended
+            may_move = on_lanes > 1 or (on_lanes and self._policy.setting.shares)  # alone, it may get a larger share
+            if not may_move and not self._source.lane_awaited():
+                return False
+            if on_lanes:
+                return self._follow_plan(self._planner)
         device = self._executor.ready()
         if device is None:
             self._preempt()
@@ -184,8 +196,9 @@ class Engine:
         if start is None:
             self._check_waiting()
             return False
-        self._executor.submit(*self._issue(start))
-        return start.more
+        start, batch = self._issue(start)
+        self._executor.submit(start, batch)
+        return start.more and (start.layers is None or self._source.lane_awaited())
 
     def _ask(self, device: DeviceClocks, offer: Offer, lanes: tuple[LaneState, ...]) -> Start | None:
         """Ask the policy, and check its answer."""
@@ -234,7 +247,7 @@ class Engine:
         finally:  # also after an error of the policy: a batch that was issued and never submitted would never end
             self.plan = None
             starts = self._carry_out(plan, batches)
-        self._review_at = plan.review_at(now)
+        self._review_at = plan.review_at(now, lane_awaited=self._source.lane_awaited())
         return any([start.layers is None for start in starts])
 
     def _decide(self, plan: LanePlan, device: DeviceClocks, batches: dict[tuple[int, int], object]) -> None:

@@ -151,11 +151,13 @@ class LanePlan:
         lane = self._lanes[place]
         lane.room -= 1
         lane.chosen.append(choice)
+        lane.rest += on_lane.gate.after if on_lane else candidate.compute
+        if not self._policy.setting.shares:  # only policies that choose lanes see what these hold
+            return
         if lane.holds and lane.holds[-1][:2] == choice.batch:
             lane.holds.pop()
         end = on_lane.end if on_lane else candidate.layer + (start.layers or 1)
         lane.holds.append(_at(candidate, self._policy.setting.programs[candidate.program], end - 1))
-        lane.rest += on_lane.gate.after if on_lane else candidate.compute
 
     def settle(self) -> tuple[list[OnLane], list[Start]]:
         """Return the starts to revoke, and the new starts with their lanes, in the order of submission.
@@ -192,18 +194,20 @@ class LanePlan:
                 if share == other_share and other.chosen and other.chosen[0].on_lane in lane.revocable:
                     lane.chosen, other.chosen = other.chosen, lane.chosen
 
-    def review_at(self, now: int) -> int:
+    def review_at(self, now: int, *, lane_awaited: bool) -> int:
         """Return the tick at which to ask again although nothing has happened, or NO_DEADLINE; called after ``settle``.
 
-        That is shortly before a lane is free. It is also when a batch that waits behind one with a later deadline is
-        about to lose its slack: two layers before (one that runs, and one that the policy lets pass), and from then on
-        at every gate.
+        That is shortly before a lane is free, if anything waits for one. It is also when a batch that waits behind one
+        with a later deadline is about to lose its slack: two layers before (one that runs, and one that the policy lets
+        pass), and from then on at every gate.
         """
-        ends = [lane.rest for lane in self._lanes if lane.is_busy]
+        ends = [lane.rest for lane in self._lanes if lane.is_busy] if lane_awaited else []
         return min(self._slack_ends(now), now + min(ends) - SHORT_TICKS + 1 if ends else NO_DEADLINE)
 
     def _slack_ends(self, now: int) -> int:
         """Return when to ask again because a batch is about to lose its slack."""
+        if len(self._heads) < 2:
+            return NO_DEADLINE
         setting = self._policy.setting
         running = {place: lane.chosen[0] for place, lane in enumerate(self._lanes) if lane.chosen}
         heads = {choice.batch: self._heads[choice.batch] for choice in running.values()}
@@ -245,8 +249,9 @@ class LanePlanner:
     def plan(self, policy: Policy, lanes: Sequence[LaneQueue[Queued]], now: int) -> LanePlan:
         """Return a plan without decisions: the lanes with what cannot be revoked, and the rest as if it had paused."""
         self._advance(policy, lanes, now)
-        any_open = any([lane.is_open for lane in lanes])
-        planned = [self._look_at(policy, lane, now, closed=any_open and not lane.is_open) for lane in lanes]
+        is_open = [lane.is_open for lane in lanes]
+        closed = [not lane_is_open and any(is_open) for lane_is_open in is_open]
+        planned = [self._look_at(policy, lane, now, closed=shut) for lane, shut in zip(lanes, closed, strict=True)]
         return LanePlan(policy, planned, {lane.index: place for place, lane in enumerate(lanes)})
 
     def _advance(self, policy: Policy, lanes: Sequence[LaneQueue[Queued]], now: int) -> None:

@@ -191,6 +191,9 @@ class Requests:
             return Offer(all_heads, all_heads)
         return Offer(all_heads, tuple(weave_late_heads(heads, device, self._setting) if weaves else on_time))
 
+    def lane_awaited(self) -> bool:
+        return self.queues.lane_awaited
+
     def issued(self, candidate: Candidate, step: int) -> Batch:
         """Account for a candidate issued as number *step*, which begins its batch if that is new."""
         batch = self.queues.batch_of(candidate) or self._batcher.begin(candidate)
@@ -219,6 +222,8 @@ class Requests:
 
     def _move(self, queue: StreamQueue, batch: Batch, layer: int) -> None:
         """Set up to which layer a batch counts as issued, and correct the service of its stream by the difference."""
+        if layer == batch.layer:
+            return
         program = self._setting.programs[batch.program]
         start, end = sorted((batch.layer, layer))
         ticks = sum(program.work[start:end]) * (1 if layer > batch.layer else -1)

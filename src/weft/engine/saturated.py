@@ -58,6 +58,9 @@ class SaturatedStreams:
     def place(self, stream: int, query: int, layer: int, *, running: bool, lane: int = -1) -> None:
         raise AssertionError("the devices of saturated streams have no gates")
 
+    def lane_awaited(self) -> bool:
+        raise AssertionError("the devices of saturated streams have no gates")
+
     def issued(self, candidate: Candidate, step: int) -> None:
         """Move the stream of a candidate, issued as number *step*, on to its next layer."""
         stream, program = candidate.stream, self._setting.programs[candidate.stream]

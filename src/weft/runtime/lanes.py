@@ -391,6 +391,8 @@ class LaneExecutor:
 
     def _choose_lane(self, task: LaneTask) -> Lane:
         """Choose a lane with room for a segment; only among lanes that can compute now, if there is any."""
+        if len(self.lanes) == 1:
+            return self.lanes[0]
         allowed = allowed_lanes(task.candidate, self._lanes_with_room())
         able = [lane for lane in allowed if lane.device.able]
         return choose_lane(task.batch, able or allowed, self._lane_remaining)

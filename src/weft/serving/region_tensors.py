@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -119,12 +118,11 @@ class RequestRegions:
         beyond the limits on bytes.
         """
         inputs, self._inputs = self._inputs, {}
-        self._check_size_limit(sum(place.part.byte_size for place in inputs.values()))
+        self._check_size_limit(sum([place.part.byte_size for place in inputs.values()]))
         if borrows:
-            lent = {name: place for name, place in inputs.items() if _is_lendable(place)}
-            request.inputs |= {name: _lend(place) for name, place in lent.items()}
-            inputs = {name: place for name, place in inputs.items() if name not in lent}
-        self._hold(sum(place.part.byte_size for place in inputs.values()))
+            for name in [name for name, place in inputs.items() if _is_lendable(place)]:
+                request.inputs[name] = _lend(inputs.pop(name))
+        self._hold(sum([place.part.byte_size for place in inputs.values()]))
         request.shared = None
 
         def read() -> InferRequest:
@@ -154,15 +152,16 @@ class RequestRegions:
         outputs = self._outputs
         if not outputs:
             return response
-        specs = {spec.name: spec for spec in response.model.outputs}
+        specs = response.model.outputs_by_name
         arrays = {name: output_array(response.outputs, specs[name]) for name in outputs}
         if written:
             return replace(response, shared=_check_written(outputs, arrays))
 
         def write() -> InferResponse:
-            return replace(response, shared=_write_outputs(outputs, arrays))
+            response.shared = _write_outputs(outputs, arrays)
+            return response
 
-        if any(place.region.on_device for place in outputs.values()):
+        if any([place.region.on_device for place in outputs.values()]):
             return self._copier.run_in_device_thread(write)
         return write() if _are_small_outputs(arrays) else self._copier.run_in_thread(write)
 
@@ -239,11 +238,12 @@ def _read(place: _InputPlace) -> Array:
 def _are_small_outputs(arrays: Mapping[str, Array]) -> bool:
     """Tell whether outputs are small enough to be written on the event loop."""
     texts = [array for array in arrays.values() if array.dtype.kind in "OUS"]
-    if sum(array.size for array in texts) > STRINGS_HERE:
-        return False
-    if sum(len(item) for array in texts for item in bytes_elements(array)) > STRING_BYTES_HERE:
-        return False
-    return sum(array.nbytes for array in arrays.values()) <= HERE_BYTES
+    if texts:
+        if sum(array.size for array in texts) > STRINGS_HERE:
+            return False
+        if sum(len(item) for array in texts for item in bytes_elements(array)) > STRING_BYTES_HERE:
+            return False
+    return sum([array.nbytes for array in arrays.values()]) <= HERE_BYTES
 
 
 def _payload(array: Array) -> memoryview:

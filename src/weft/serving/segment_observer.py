@@ -7,7 +7,8 @@ part in scheduling; it influences decisions only through the times it learns.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from weft.devices.decoupled import LayerTimes
@@ -41,6 +42,21 @@ class LaneSpan(NamedTuple):
     outcome: str
     traced: bool = True
     """Whether one of its requests is traced (``client_settings``); the dashboard shows it all the same."""
+    parts_ns: tuple[int, ...] = ()
+    """Predicted times of the segments from *segment* on that were started together; empty for a single one."""
+
+    def by_segment(self) -> list[LaneSpan]:
+        """Return a span for each segment; only the whole time is known, which is divided as predicted."""
+        if not self.parts_ns:
+            return [self]
+        number, _, count = self.segment.partition("/")
+        spans, start = [], self.start_ns
+        for segment, ticks in enumerate(self.parts_ns, int(number)):
+            end = start + (self.end_ns - self.start_ns) * ticks // self.predicted_ns
+            part = self._replace(segment=f"{segment}/{count}", start_ns=start, end_ns=end)
+            spans.append(part._replace(predicted_ns=ticks, parts_ns=()))
+            start = end
+        return spans
 
 
 class Recorder:
@@ -54,16 +70,20 @@ class Recorder:
     def since(self, start_ns: int) -> list[LaneSpan]:
         """Return the spans that ended after *start_ns*, oldest first."""
         spans = []
-        for span in reversed(self.spans):  # lanes report a little out of order
+        for span in self._newest_first():  # lanes report a little out of order
             if span.end_ns > start_ns:
                 spans.append(span)
             elif span.end_ns < start_ns - OUT_OF_ORDER_NS:
                 break
         return spans[::-1]
 
+    def _newest_first(self) -> Iterator[LaneSpan]:
+        """Iterate over the last spans, one for each segment."""
+        return islice((part for span in reversed(self.spans) for part in reversed(span.by_segment())), SPANS)
+
     def as_perfetto(self) -> dict[str, Any]:
         """Return the traced spans in Chrome's trace event format, with a track per lane."""
-        spans = [span for span in self.spans if span.traced]
+        spans = [span for span in self._newest_first() if span.traced][::-1]
         lanes = sorted({span.lane for span in spans})
         names: list[dict[str, Any]] = [
             {"ph": "M", "pid": 1, "tid": lane, "name": "thread_name", "args": {"name": self._name(lane)}}
@@ -135,25 +155,22 @@ class SegmentObserver:
         self._last_end[lane] = times.compute_end
         took = times.compute_end - times.compute_start
         work.compute_ns += took
-        program, start, layers = self._streams.programs[candidate.program], times.compute_start, completion.layers or 1
-        computed = program.compute[candidate.layer : candidate.layer + layers] if layers > 1 else (candidate.compute,)
-        for segment, ticks in enumerate(computed, candidate.layer + 1):  # of several only the whole time is known
-            end = times.compute_end if layers == 1 else start + took * ticks // sum(computed)
-            self._recorder.spans.append(
-                LaneSpan(
-                    lane,
-                    stream.model.name,
-                    f"{segment}/{len(program)}",
-                    start,
-                    end,
-                    ticks,
-                    candidate.size * stream.rows,
-                    candidate.query,
-                    "aborted" if aborted else "failed" if error else "done",
-                    any([ticket.traced for ticket in work.tickets]),
-                )
-            )
-            start = end
+        program, layers = self._streams.programs[candidate.program], completion.layers
+        expected = program.compute[candidate.layer : candidate.layer + layers] if layers else (candidate.compute,)
+        span = LaneSpan(
+            lane,
+            stream.model.name,
+            f"{candidate.layer + 1}/{len(program)}",
+            times.compute_start,
+            times.compute_end,
+            sum(expected),
+            candidate.size * stream.rows,
+            candidate.query,
+            "aborted" if aborted else "failed" if error else "done",
+            any([ticket.traced for ticket in work.tickets]),
+            expected if len(expected) > 1 else (),
+        )
+        self._recorder.spans.append(span)
         if aborted:
             for model in work.rows_by_model():
                 model.statistics.aborts += 1

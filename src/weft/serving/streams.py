@@ -10,7 +10,7 @@ ones. A new shape starts from a low estimate, on which admission refuses no requ
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -202,8 +202,9 @@ class ServedStream:
     computed_batches: int = 0
     segments_on_lanes: int = 0
     """Segments that were submitted to lanes that run ahead, and have not ended."""
-    observed: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Requests in a batch -> for each segment: how often it was computed, and the sum of its ticks."""
+    observed: dict[int, dict[tuple[int, int], tuple[int, int]]] = field(default_factory=dict)
+    """Requests in a batch -> the first segment of a step and the number of its segments -> how often they were
+    computed, and the sum of their ticks."""
 
 
 class ServedStreams:
@@ -273,11 +274,13 @@ class ServedStreams:
     def mean_s(self, model: ServedModel) -> dict[str, list[float]]:
         """Return the mean segment times, by batch size in rows, for the sizes of which all segments were computed."""
         stream = _most_used_stream(model)
-        return {
-            str(size * stream.rows): [ns / count / 1e9 for count, ns in segments]
-            for size, segments in (stream.observed.items() if stream else ())
-            if stream and all(count for count, _ in segments)
+        if stream is None:
+            return {}
+        means_s = {
+            str(size * stream.rows): _mean_s(self.programs[stream.first_program + size - 1], steps)
+            for size, steps in stream.observed.items()
         }
+        return {rows: segments_s for rows, segments_s in means_s.items() if segments_s}
 
     def expected_ns(self, stream: int) -> int:
         """Return the expected time of a single request of a stream."""
@@ -298,26 +301,20 @@ class ServedStreams:
         next segment, if the expected times include gaps. layers: the number of segments from this one on to which the
         time belongs, where the device has gates; it is divided among them as expected. None: one.
         """
-        if layers is not None:
-            compute = self.programs[candidate.program].compute[candidate.layer : candidate.layer + layers]
-            for layer, expected in enumerate(compute, candidate.layer):
-                segment = candidate._replace(layer=layer, compute=expected)
-                self.learn(stream, segment, ticks * expected // sum(compute))
-            return
-        segments = stream.observed.get(candidate.size)
-        if segments is None:
-            segments = stream.observed[candidate.size] = [(0, 0)] * len(self.programs[candidate.program])
-        count, total = segments[candidate.layer]
-        segments[candidate.layer] = count + 1, total + ticks
+        program, first = self.programs[candidate.program], candidate.layer
+        compute = (candidate.compute,) if layers is None else program.compute[first : first + layers]
+        expected, steps = sum(compute), stream.observed.setdefault(candidate.size, {})
+        count, total = steps.get((first, len(compute)), (0, 0))
+        steps[first, len(compute)] = count + 1, total + ticks
         ticks += gap_ticks
         if not stream.measured:
             for size in range(1, stream.max_batch + 1):  # assume that the time is proportional to the batch size
-                scaled = ticks * size // candidate.size
-                self._set_segment_ticks(stream.first_program + size - 1, candidate.layer, scaled)
-        elif abs(ticks - candidate.compute) > max(candidate.compute // 20, UNNOTICED_NS):
-            bounded = min(ticks, 3 * candidate.compute + UNNOTICED_NS)  # an outlier must not dominate the average
-            expected = round(candidate.compute + LEARNING * (bounded - candidate.compute))
-            self._set_segment_ticks(candidate.program, candidate.layer, expected)
+                scaled = [ticks * size * part // (expected * candidate.size) for part in compute]
+                self._set_segment_ticks(stream.first_program + size - 1, first, scaled)
+        elif abs(ticks - expected) > max(expected // 20, UNNOTICED_NS):
+            bounded = min(ticks, 3 * expected + UNNOTICED_NS)  # an outlier must not dominate the average
+            learned = round(expected + LEARNING * (bounded - expected))
+            self._set_segment_ticks(candidate.program, first, [learned * part // expected for part in compute])
 
     def update_exit_rates(self, model: ServedModel) -> None:
         """Pass the observed exit rates of a model on to its programs."""
@@ -341,10 +338,11 @@ class ServedStreams:
                 compute = tuple((3 * ticks + min(ticks, ticks_at_load)) // 4 for ticks, ticks_at_load in pairs)
                 self._set_program(index, replace(learned, compute=compute))
 
-    def _set_segment_ticks(self, index: int, layer: int, ticks: int) -> None:
-        """Set the expected time of one segment, *layer*, of the program *index*."""
+    def _set_segment_ticks(self, index: int, first: int, ticks: Sequence[int]) -> None:
+        """Set the expected times of the segments of the program *index* from number *first* on."""
         program = self.programs[index]
-        compute = (*program.compute[:layer], max(1, ticks), *program.compute[layer + 1 :])
+        new_ticks = [max(1, expected) for expected in ticks]
+        compute = (*program.compute[:first], *new_ticks, *program.compute[first + len(ticks) :])
         self._set_program(index, replace(program, compute=compute))
 
     # Opening and closing
@@ -401,6 +399,17 @@ class ServedStreams:
         """Close a stream; its number and programs are kept for another one."""
         del self._by_use[stream.index], stream.model.streams[stream.shapes, stream.alone]
         self._closed.append(stream)
+
+
+def _mean_s(program: Program, steps: Mapping[tuple[int, int], tuple[int, int]]) -> list[float]:
+    """Return the mean time of each segment, from ``ServedStream.observed``; empty if one was not computed."""
+    counts, sums = [0] * len(program), [0.0] * len(program)
+    for (first, layers), (count, ticks) in steps.items():
+        expected = program.compute[first : first + layers]
+        for layer, part in enumerate(expected, first):  # only the time of the whole step is known
+            counts[layer] += count
+            sums[layer] += ticks * part / sum(expected)
+    return [ns / count / 1e9 for ns, count in zip(sums, counts, strict=True)] if all(counts) else []
 
 
 def _rename_tensors(specs: Iterable[TensorSpec], names: Mapping[str, str]) -> tuple[TensorSpec, ...]:

@@ -46,7 +46,8 @@ _SHOWN_CHARS = 64
 _PARAMETER_TYPES = (str, int, float)
 """Of parameters in JSON; bool is an int."""
 _SEQUENCE_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end"})
-_ENCODING_PARAMETERS = frozenset({"binary_data", "binary_data_size"})
+_TENSOR_PARAMETERS = frozenset({"binary_data", "binary_data_size"}) | REGION_PARAMETERS
+"""Parameters of tensors that most requests have; ``refuse_tensor_parameter`` accepts them all."""
 
 _ELEMENTS: dict[str, tuple[frozenset[type], str]] = {
     "b": (frozenset({bool, int}), "true or false"),
@@ -522,7 +523,7 @@ def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
         if kind == "request":
             if key != "binary_data_output":  # which most requests have
                 refuse_request_parameter(key, value)
-        elif key not in _ENCODING_PARAMETERS:
+        elif key not in _TENSOR_PARAMETERS:
             refuse_tensor_parameter(key, kind)
     return parameters
 
