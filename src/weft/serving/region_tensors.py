@@ -155,7 +155,8 @@ class RequestRegions:
         specs = response.model.outputs_by_name
         arrays = {name: output_array(response.outputs, specs[name]) for name in outputs}
         if written:
-            return replace(response, shared=_check_written(outputs, arrays))
+            response.shared = _check_written(outputs, arrays)
+            return response
 
         def write() -> InferResponse:
             response.shared = _write_outputs(outputs, arrays)
