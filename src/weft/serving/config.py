@@ -275,7 +275,7 @@ class ExecutionSettings:
     device_memory_bytes: Annotated[Bytes | None, machine(shown="no limit")] = None
     """Limit on the device memory of all loaded models together, as 20g."""
     gates: Annotated[StrictBool, machine("--gates/--no-gates")] = False
-    """Experimental: let a GPU stop batches between segments; answers are not verified yet.
+    """Experimental: let a GPU stop batches between segments; not always better.
 
     Batches are started as a whole ([gates](gpu.md#gates)).
     """
