@@ -232,6 +232,24 @@ def on_gpu(policy: str, load: Load, *cuts: tuple[int, int]) -> tuple[GpuHost, Li
     return host, feed
 
 
+def test_lanes_that_slow_each_other_down_are_planned_for_once_before_they_are_free(monkeypatch):
+    times = []
+
+    def counted(self: LanePlanner, policy: Policy, lanes: object, now: int) -> object:
+        times.append(now)
+        return plan(self, policy, lanes, now)
+
+    plan = LanePlanner.plan
+    monkeypatch.setattr(LanePlanner, "plan", counted)
+    orders = tuple(Order(stream, 0, 900 * MS) for stream in (0, 1) for _ in range(2))
+    load = replace(Load((kind(8 * MS), kind(8 * MS)), orders), gated=True)
+    host, _ = on_gpu("streams", load)
+    ends = sorted(each.times.compute_end for each in host.computed)
+    assert ends[0] > 9 * MS, "they run beside each other"
+    while_both_run = [now for now in times if 0 < now < ends[0]]
+    assert 1 <= len(while_both_run) <= 4 and min(while_both_run) > ends[0] - MS
+
+
 @dataclass(frozen=True)
 class PairUntilOneIsAlone(Policy):
     """Streams 0 and 1 beside each other on their lanes; 1 alone while a request of stream 2 waits, which goes last."""

@@ -9,9 +9,9 @@ alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 from weft.devices.costs.program import Program
@@ -201,8 +201,17 @@ class LanePlan:
         with a later deadline is about to lose its slack: two layers before (one that runs, and one that the policy lets
         pass), and from then on at every gate.
         """
-        ends = [lane.rest for lane in self._lanes if lane.is_busy] if lane_awaited else []
-        return min(self._slack_ends(now), now + min(ends) - SHORT_TICKS + 1 if ends else NO_DEADLINE)
+        busy = [place for place, lane in enumerate(self._lanes) if lane.is_busy] if lane_awaited else []
+        speeds = self._speeds({place: lane.holds[0].program for place, lane in enumerate(self._lanes) if lane.holds})
+        rests = [(self._lanes[place].rest - SHORT_TICKS) / speeds.get(place, 1.0) for place in busy]
+        return min(self._slack_ends(now), *[now + ceil(rest) + 1 for rest in rests], NO_DEADLINE)
+
+    def _speeds(self, running: Mapping[int, int]) -> dict[int, float]:
+        """Return the speed of what runs on lanes (place -> program); lanes that are shares of a device slow it down."""
+        shares = self._policy.setting.shares
+        if not shares or not running:
+            return dict.fromkeys(running, 1.0)
+        return dict(zip(running, shares.speeds(list(running.values()), list(running)), strict=True))
 
     def _slack_ends(self, now: int) -> int:
         """Return when to ask again because a batch is about to lose its slack."""
@@ -216,10 +225,10 @@ class LanePlan:
         latest = latest_end(waiting, now, self._policy.loop_options.margin) if waiting else NO_DEADLINE
         if not now < latest < NO_DEADLINE:
             return NO_DEADLINE
-        kinds, longest, soonest = [head.program for head in heads.values()], 0.0, inf
-        speeds = setting.shares.speeds(kinds, list(running)) if setting.shares else [1.0] * len(kinds)
-        for choice, kind, speed in zip(running.values(), kinds, speeds, strict=True):
-            layers = setting.programs[kind].compute[choice.start.candidate.layer :]
+        kinds, longest, soonest = {place: heads[choice.batch].program for place, choice in running.items()}, 0.0, inf
+        for place, speed in self._speeds(kinds).items():
+            choice, layers = running[place], setting.programs[kinds[place]].compute
+            layers = layers[choice.start.candidate.layer :]
             longest = max(longest, max(layers) / speed)
             until = choice.on_lane.gate.until if choice.on_lane else 0
             soonest = min(soonest, (until or layers[0]) / speed)
