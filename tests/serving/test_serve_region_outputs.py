@@ -90,15 +90,19 @@ class Camera:
     def clear(self) -> None:
         shm.set_shared_memory_region(self._handle, [np.full_like(self.array, 7.0)], offset=self.array.nbytes + GUARD)
 
-    def ask(self, output: str = "region") -> Any:
-        """Ask with the image in the region, and the output there, in the answer (``sent``) or in another region."""
+    def ask(self, output: str = "region", **options: Any) -> Any:
+        """Ask with the image in the region; the output goes there, into the answer (``sent``), or to another region.
+
+        ``over``: there, over the image. options: of the client's ``infer``.
+        """
         tensor = self.client.shared("x", [self._rows, *WIDE], self.name, self.array.nbytes)
         place = self.client.output("y") if output == "sent" else None
         if place is None:
             at = self.array.nbytes + GUARD if output == "region" else 0
+            output = "region" if output == "over" else output
             name = self.name if output == "region" else output
             place = self.client.shared_output("y", name, self.room, at)
-        return self.client.infer("wide", [tensor], outputs=[place])
+        return self.client.infer("wide", [tensor], outputs=[place], **options)
 
     @property
     def written(self) -> Any:
@@ -197,6 +201,18 @@ def test_an_output_that_does_not_fit_is_refused_and_others_are_not(camera: Calla
     for one, answer in zip(others, asked, strict=True):
         assert answer.exception() is None
         check(one, folder)
+
+
+def test_the_server_writes_where_a_device_might_write_too_late_or_over_an_input(
+    camera: Callable[..., Camera], folder: Path, by_server: list[int]
+) -> None:
+    """A strict request may be answered before its batch has ended; a retry would read its own output."""
+    one = camera(1)
+    one.ask(timeout=20_000_000)
+    check(one, folder)
+    assert by_server == [one.array.nbytes]
+    one.ask("over")
+    assert by_server == 2 * [one.array.nbytes]
 
 
 def test_a_region_that_was_cut_off_is_an_error_and_not_written(camera: Callable[..., Camera]) -> None:

@@ -109,6 +109,8 @@ class RequestRegions:
         self._outputs = {
             name: _OutputPlace(_region_of(find, part, "output", name), part) for name, part in tensors.outputs.items()
         }
+        self._lent: list[_InputPlace] = []
+        """The inputs that the model reads from their regions, and again if the request is retried."""
         self._held_bytes = 0
 
     def read_inputs(self, request: InferRequest, *, borrows: bool) -> InferRequest | Awaitable[InferRequest]:
@@ -121,6 +123,7 @@ class RequestRegions:
         self._check_size_limit(sum([place.part.byte_size for place in inputs.values()]))
         if borrows:
             for name in [name for name, place in inputs.items() if _is_lendable(place)]:
+                self._lent.append(inputs[name])
                 request.inputs[name] = _lend(inputs.pop(name))
         self._hold(sum([place.part.byte_size for place in inputs.values()]))
         request.shared = None
@@ -138,6 +141,8 @@ class RequestRegions:
             return {}
         if _overlap([_OutputWrite(name, *place) for name, place in outputs.items()]):
             return {}  # they may fit all the same, which is known when they are computed
+        if any([_is_written(place, outputs.values()) for place in self._lent]):
+            return {}  # a retry would read what the first try has written
         return {
             name: LentPart(place.region, place.part.offset, place.part.byte_size) for name, place in outputs.items()
         }
@@ -280,6 +285,16 @@ def _plan_write(name: str, region: Region, part: RegionPart, byte_size: int) -> 
             f"region {part.region!r}; give it as many as it has"
         )
     return _OutputWrite(name, region, part._replace(byte_size=byte_size))
+
+
+def _is_written(read: _InputPlace, outputs: Iterable[_OutputPlace]) -> bool:
+    """Tell whether an input shares bytes with an output, as far as one region shows it."""
+    return any(
+        [
+            place.region is read.region and place.part.offset < read.part.end and read.part.offset < place.part.end
+            for place in outputs
+        ]
+    )
 
 
 def _overlap(writes: list[_OutputWrite]) -> tuple[_OutputWrite, _OutputWrite] | None:

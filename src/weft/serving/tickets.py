@@ -163,7 +163,8 @@ class BatchWork:
 
     def step(self, segment: int) -> Step:
         """Return the input of a segment: the tensors of all requests that are still in the batch."""
-        self._targeted = [ticket for ticket in self.tickets if ticket.output_parts and not ticket.gone]
+        # A strict request may be answered while its batch is computed, and its client may then use its regions again.
+        self._targeted = [t for t in self.tickets if t.output_parts and not t.gone and not t.strict]
         targets = self._targets() if self._targeted else ()
         return Step(segment, tuple(self._parts), sum([ticket.rows for ticket in self.tickets]), targets=targets)
 

@@ -46,11 +46,11 @@ def test_targets_reach_the_worker_and_name_their_regions() -> None:
 
 
 def test_an_output_that_only_clients_have_gets_a_stand_in() -> None:
-    written = Written((0, 1), {"y": ((3, 1000), np.dtype(np.float16))})
+    written = Written((0, 1), {"y": ((3, 2), np.dtype(np.float16))})
     answers: dict[str, Any] = {"z": np.zeros((3, 2))}
     assert restore_written(STEP, describe_written(written), answers) == written
-    assert answers.keys() == {"y", "z"} and answers["y"].shape == (3, 1000) and answers["y"].dtype == np.float16
-    assert answers["y"].nbytes == 6000 and answers["y"].strides == (0, 0)
+    assert answers.keys() == {"y", "z"} and answers["y"].shape == (3, 2) and answers["y"].dtype == np.float16
+    assert answers["y"].nbytes == 12 and answers["y"].strides == (0, 0)
     assert describe_written(None) is None and restore_written(STEP, None, answers) is None
 
 
@@ -75,6 +75,7 @@ def test_an_output_that_only_clients_have_gets_a_stand_in() -> None:
         [[0, 1], [["y", "FP32", [3, 1 << 62, 1 << 62]]]],
         [[0, 1], [["y", "FP32", [3, 1 << 63]]]],
         [[0, 1], [["y", "FP32", 3]]],
+        [[0, 1], [["y", "FP16", [3, 3]]]],  # more than the regions take
     ],
 )
 def test_what_cannot_have_been_written_is_garbled(forged: Any) -> None:

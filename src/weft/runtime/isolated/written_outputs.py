@@ -7,6 +7,7 @@ their outputs there. The rest, and the outputs of a worker that cannot write the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,9 @@ def restore_written(step: Step, described: Any, answers: dict[str, Array]) -> Wr
             rows = sum(rows[1] - rows[0] if rows else step.rows for parts, rows in targets if name in parts)
             if rows != step.rows or not all(type(size) is int and size >= 0 for size in shape):
                 raise ValueError(f"{rows} of {step.rows} rows of {name!r}, {shape!r}")
+            most_bytes = sum(parts[name].byte_size for parts, _ in targets if name in parts)
+            if prod(shape) * np.dtype(DATATYPES[kind]).itemsize > most_bytes:  # stand-ins may be copied later
+                raise ValueError(f"{shape!r} of {name!r} in {most_bytes} bytes")
             shapes[name] = tuple(shape), DATATYPES[kind]
             answers[name] = np.broadcast_to(np.zeros((), DATATYPES[kind]), shape)
         return Written(tuple(requests), shapes)
