@@ -36,7 +36,7 @@ def as_torch(tensor: Any) -> Any:
 def is_channels_last(tensor: Any) -> bool:
     """Whether the channels of an image come last in memory; False if its memory has both orders, as with one channel.
 
-    Told that such a weight has channels last, convolutions would give out theirs last.
+    A convolution's output has its weight's order, so a weight in both orders must not count as channels last.
     """
     is_image = tensor.dim() == 4 and not tensor.is_contiguous()
     return bool(is_image and tensor.is_contiguous(memory_format=torch.channels_last))
