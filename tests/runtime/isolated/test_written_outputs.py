@@ -48,10 +48,10 @@ def test_targets_reach_the_worker_and_name_their_regions() -> None:
 def test_an_output_that_only_clients_have_gets_a_stand_in() -> None:
     written = Written((0, 1), {"y": ((3, 2), np.dtype(np.float16))})
     answers: dict[str, Any] = {"z": np.zeros((3, 2))}
-    assert restore_written(STEP, describe_written(written), answers) == written
+    assert restore_written(STEP, describe_written(written), answers, 1) == written
     assert answers.keys() == {"y", "z"} and answers["y"].shape == (3, 2) and answers["y"].dtype == np.float16
     assert answers["y"].nbytes == 12 and answers["y"].strides == (0, 0)
-    assert describe_written(None) is None and restore_written(STEP, None, answers) is None
+    assert describe_written(None) is None and restore_written(STEP, None, answers, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,15 @@ def test_an_output_that_only_clients_have_gets_a_stand_in() -> None:
 )
 def test_what_cannot_have_been_written_is_garbled(forged: Any) -> None:
     with pytest.raises(Garbled, match="no written outputs"):
-        restore_written(STEP, forged, {})
+        restore_written(STEP, forged, {}, 1)
 
 
 def test_a_step_without_targets_has_nothing_written() -> None:
     with pytest.raises(Garbled):
-        restore_written(Step(0, (), 3), [[], [["y", "FP32", [3, 2]]]], {})
+        restore_written(Step(0, (), 3), [[], [["y", "FP32", [3, 2]]]], {}, 1)
+
+
+def test_a_part_of_a_batch_has_nothing_written() -> None:
+    described = describe_written(Written((0, 1), {"y": ((3, 2), np.dtype(np.float16))}))
+    with pytest.raises(Garbled, match="one of 2 parts"):
+        restore_written(STEP, described, {}, 2)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from weft.runtime.metadata import PROGRAM_SUFFIX
 from weft.runtime.onnxruntime_cpu import cache as caching
 
-FORMAT = 5
+FORMAT = 6
 """Increase it whenever packages, or the content of their folder, change."""
 MANIFEST, WEIGHTS, REFERENCE = "packages.json", "weights.bin", "reference.npz"
 

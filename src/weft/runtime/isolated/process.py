@@ -653,11 +653,11 @@ class WorkerProcess:
         promised = {output.values.number: output.values for output in run.onward} if run.onward else {}
         outputs: list[StepOutput] = []
         for number, described, written in report.outputs:
-            if written is not None and len(report.outputs) > 1:
-                raise Garbled("parts of a batch that were written into regions")
             values = (promised.get(number) or HeldValues(self, int(number), run.model.number)) if number else {}
             answers = packets.restore(described, report.source, copied=True)
-            outputs.append(StepOutput(values, answers, restore_written(run.step, written, answers)))
+            outputs.append(
+                StepOutput(values, answers, restore_written(run.step, written, answers, len(report.outputs)))
+            )
         run.model.check(run.step, computed, outputs)
         if run.evicted is not None:
             self.residency.confirm(run.model.number, run.evicted)

@@ -53,24 +53,26 @@ def describe_written(written: Written | None) -> Any:
     return written.requests, [(name, DATATYPE_OF[kind], shape) for name, (shape, kind) in written.outputs.items()]
 
 
-def restore_written(step: Step, described: Any, answers: dict[str, Array]) -> Written | None:
+def restore_written(step: Step, described: Any, answers: dict[str, Array], parts: int) -> Written | None:
     """Check what a worker says it has written, and add stand-ins for outputs that only clients have to *answers*.
 
     A stand-in has the shape and the type of an output, and no memory. ``Garbled`` if a request of the step would get
-    one in place of an output that it did not offer a region for.
+    one in place of an output that it did not offer a region for. parts: of the batch that the report has outputs for.
     """
     if described is None:
         return None
     try:
+        if parts != 1:  # rows of targets are those of the whole batch
+            raise ValueError(f"one of {parts} parts")
         requests, outputs = described
         if not all(type(index) is int and 0 <= index < len(step.targets) for index in requests):
             raise ValueError(f"requests {requests!r} of {len(step.targets)}")
         targets, shapes = [step.targets[index] for index in dict.fromkeys(requests)], {}
         for name, kind, shape in outputs:
-            rows = sum(rows[1] - rows[0] if rows else step.rows for parts, rows in targets if name in parts)
+            rows = sum(rows[1] - rows[0] if rows else step.rows for places, rows in targets if name in places)
             if rows != step.rows or not all(type(size) is int and size >= 0 for size in shape):
                 raise ValueError(f"{rows} of {step.rows} rows of {name!r}, {shape!r}")
-            most_bytes = sum(parts[name].byte_size for parts, _ in targets if name in parts)
+            most_bytes = sum(places[name].byte_size for places, _ in targets if name in places)
             if prod(shape) * np.dtype(DATATYPES[kind]).itemsize > most_bytes:  # stand-ins may be copied later
                 raise ValueError(f"{shape!r} of {name!r} in {most_bytes} bytes")
             shapes[name] = tuple(shape), DATATYPES[kind]
